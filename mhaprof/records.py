@@ -1,0 +1,220 @@
+"""What is measured and what a result file holds: Point, Outcome, Result, Environment, Run.
+
+All of it is pydantic: validated when read, JSON and JSON Schema for free.  A record
+holds facts; statistics are derived from stored samples, and what does not exist is
+``None``, never 0 or NaN.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from mhaprof.spec import AttentionSpec
+from mhaprof.stats import Summary, summarize
+
+SCHEMA_VERSION = 1
+
+Role = Literal["point", "reference"]
+Mode = Literal["forward", "backward", "forward-backward"]
+Cache = Literal["cold", "hot"]
+TimerChoice = Literal["auto", "events", "graph", "wall"]
+Dtype = Literal["float64", "float32", "float16", "bfloat16"]
+
+
+class Record(BaseModel):
+    """Be the base of all records: frozen, keyword-only, no unknown fields."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Settings(Record):
+    """The settings that change what a number means; part of a point's identity.
+
+    ``device`` is ``cpu``, ``cuda``, ``cuda:N``, ``mps`` or ``xpu``, already resolved
+    from ``auto``; counting has none.  ``threads`` is for CPU rows alone.
+    """
+
+    device: str | None = None
+    dtype: Dtype | None = None
+    threads: int | None = None
+    timer: TimerChoice = "auto"
+    cache: Cache = "cold"
+    mode: Mode = "forward"
+    compile: bool = False
+    tf32: bool = False
+
+
+class Point(Record):
+    """One thing to measure: a spec, an implementation, settings, and a name for the row."""
+
+    name: str
+    role: Role = "point"
+    spec: AttentionSpec
+    implementation: str
+    implementation_version: int = 1
+    settings: Settings = Settings()
+
+    def identity(self) -> str:
+        """Return the hash that says whether two points are the same measurement."""
+        content = {
+            "spec": self.spec.key(),
+            "implementation": self.implementation,
+            "version": self.implementation_version,
+            "settings": self.settings.model_dump(),
+        }
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class Finding(Record):
+    """Something the user has to see beside a number.
+
+    ``blocking`` findings make the row failed and the exit code 1 (counters that
+    disagree, operators left uncounted); the others are warnings.
+    """
+
+    code: str
+    message: str
+    blocking: bool = False
+
+
+class Counts(Record):
+    """Exact counts of one point.  MACs unless a name says otherwise; forward, dense.
+
+    ``fvcore_flops`` is in fvcore's unit (1 per MAC).  The three counters stand side
+    by side; ``macs`` is the number they agree on.  ``macs_exact`` and ``pairs_exact``
+    count only the query-key pairs that the mask lets through (pairs of one head and
+    one sequence).
+    """
+
+    fvcore_flops: int | None
+    torch_macs: int | None
+    closed_form_macs: int | None
+    macs: int
+    macs_exact: int
+    pairs_exact: int
+    by_stage: dict[str, int]
+    params: int
+    norm_params: int
+    sink_params: int
+    softmax_ops: int
+    uncounted_ops: dict[str, int] = {}
+    flops_backward: int | None = None
+    flops_forward_backward: int | None = None
+    cache_dtype: str
+    kv_bytes_per_token: int
+    kv_cache_bytes: int
+    arithmetic_intensity: float
+
+
+class Latency(Record):
+    """Times of one point, in seconds per call: raw samples and how they were taken.
+
+    ``samples_s`` is what the timer names (device time for ``cuda-events``, wall time
+    for ``wall``); ``process_time_s`` and ``enqueue_s`` are parallel lists where the
+    timer has them.  ``first_call_s`` is apart (compilation, lazy loading).
+    ``flags`` are among contended, throttled, launch_bound, above_peak,
+    compile_fallback.
+    """
+
+    device: str
+    device_name: str
+    dtype: str
+    threads: int | None
+    timer: str
+    cache: Cache
+    mode: Mode
+    compiled: bool
+    tf32: bool | None
+    resolved_backend: str | None
+    samples_s: list[float]
+    process_time_s: list[float] | None = None
+    enqueue_s: list[float] | None = None
+    graph_samples_s: list[float] | None = None
+    first_call_s: float
+    warmup_calls: int
+    converged: bool
+    max_error: float
+    tolerance: float
+    replicate_medians_s: list[float] | None = None
+    flags: list[str] = []
+
+    @property
+    def summary(self) -> Summary:
+        """Derive median, interval and quantiles from the raw samples."""
+        return summarize(self.samples_s)
+
+
+class Memory(Record):
+    """Peak bytes of one call: predicted before, measured after (None if not measured)."""
+
+    predicted_peak_bytes: int
+    peak_bytes: int | None
+    available_bytes: int | None
+
+
+class Measured(Record):
+    """The outcome of a point that was measured."""
+
+    status: Literal["ok"] = "ok"
+    counts: Counts | None = None
+    latency: Latency | None = None
+    memory: Memory | None = None
+    findings: list[Finding] = []
+
+
+class Skipped(Record):
+    """The outcome of a point that cannot be measured here; ``code`` is stable."""
+
+    status: Literal["skipped"] = "skipped"
+    code: str
+    message: str
+
+
+class Failed(Record):
+    """The outcome of a point that broke while it was measured."""
+
+    status: Literal["failed"] = "failed"
+    code: str
+    message: str
+    traceback: str | None = None
+
+
+Outcome = Annotated[Measured | Skipped | Failed, Field(discriminator="status")]
+
+
+class Result(Record):
+    """A point with its outcome.  ``reference_macs`` is what its ratio refers to."""
+
+    point: Point
+    outcome: Outcome
+    reference_macs: int | None = None
+
+
+class Environment(Record):
+    """Where and with what a run was measured.
+
+    ``software`` maps package to version; ``hardware`` holds what identifies the
+    machine (cpu_model, cores, device_name, driver, memory_bytes); ``state`` holds
+    what changes from minute to minute (load, clocks, temperature, steal, other
+    processes); ``git`` the commit of the working directory, if it is one.
+    """
+
+    software: dict[str, str]
+    hardware: dict[str, str | int | float | None]
+    state: dict[str, str | int | float | None]
+    git: dict[str, str | bool] | None = None
+    settings: dict[str, str | int | float | bool | None] = {}
+
+
+class Run(Record):
+    """What a result file holds."""
+
+    schema_version: int = SCHEMA_VERSION
+    environment: Environment | None = None
+    environment_after: Environment | None = None
+    results: list[Result]

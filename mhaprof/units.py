@@ -1,0 +1,64 @@
+"""The only place where seconds, bytes, MACs and FLOPs are converted or formatted.
+
+Inside mhaprof all numbers are SI base units, named by their suffix
+(``latency_s``, ``peak_bytes``, ``macs``).  One MAC is one fused multiply-add:
+fvcore calls that one FLOP, everyone who quotes TFLOP/s calls it two.
+"""
+
+from __future__ import annotations
+
+FLOPS_PER_MAC = 2
+"""FLOPs in one multiply-accumulate, the convention of TFLOP/s figures."""
+
+DTYPE_BYTES: dict[str, int] = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float8": 1,
+    "int8": 1,
+}
+"""Bytes of one element, by the name used in flags, YAML and rows."""
+
+
+def flops_of(macs: int) -> int:
+    """Return FLOPs at two per MAC; stays an exact Python int."""
+    return FLOPS_PER_MAC * macs
+
+
+def tflops_per_s(flops: int, seconds: float) -> float:
+    """Return the rate in TFLOP/s of ``flops`` (2 per MAC) done in ``seconds``."""
+    return flops / seconds / 1e12
+
+
+def format_count(value: int) -> str:
+    """Format an exact integer without separators, so that it can be searched for."""
+    return str(value)
+
+
+def format_seconds(seconds: float) -> str:
+    """Format a duration with four significant digits in the unit that fits."""
+    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if seconds >= scale:
+            return f"{seconds / scale:.4g} {unit}"
+    return f"{seconds / 1e-9:.4g} ns"
+
+
+def format_bytes(count: float) -> str:
+    """Format a number of bytes in binary units (KiB, MiB, GiB, TiB)."""
+    if count < 1024:
+        return f"{count:.0f} B"
+    for power, unit in enumerate(("KiB", "MiB", "GiB"), start=1):
+        if count < 1024 ** (power + 1):
+            return f"{count / 1024**power:.4g} {unit}"
+    return f"{count / 1024**4:.4g} TiB"
+
+
+def format_ratio(ratio: float) -> str:
+    """Format a ratio with three decimals (``1.143``)."""
+    return f"{ratio:.3f}"
+
+
+def format_percent(fraction: float) -> str:
+    """Format a fraction as a percentage with two decimals (``0.59 %``)."""
+    return f"{100 * fraction:.2f} %"
