@@ -44,7 +44,8 @@ def exact_pairs(spec: AttentionSpec) -> int:
     Query i sits at position ``i + s`` among the keys: s = 0 (top-left or no causal
     mask), s = M - N (bottom-right).  Causal: it sees keys up to its position; with a
     window W only the last W of those positions; a window without causal mask is
-    symmetric (|i - j| < W).  Queries before the first key see none.
+    symmetric (|i - j| < W).  Queries before the first key see none.  A chunk cuts the
+    positions into blocks of its size: a query sees its own block up to its position.
     """
     n, m, window = spec.tokens, spec.kv_tokens, spec.window
     if spec.causal == "none":
@@ -52,6 +53,8 @@ def exact_pairs(spec: AttentionSpec) -> int:
             return n * m
         return _clamped_sum(n, window, m) - _clamped_sum(n, 1 - window, m)
     first = 1 if spec.causal == "top-left" else 1 + m - n
+    if spec.chunk is not None:
+        return _chunked_pairs(n, m, first - 1, spec.chunk)
     pairs = _clamped_sum(n, first, m)
     if window is not None:
         pairs -= _clamped_sum(n, first - window, m)
@@ -70,6 +73,24 @@ def _clamped_sum(n: int, first: int, top: int) -> int:
         return (low + last) * (last - low + 1) // 2
 
     return ramp(first) - ramp(first - top)
+
+
+def _chunked_pairs(n: int, m: int, first: int, chunk: int) -> int:
+    """Count causal pairs inside chunks, for queries at positions first..first+n-1.
+
+    Position p < M sees ``p % chunk + 1`` keys.  Positions behind the last key (top-left
+    with N > M) see the keys of their chunk, if it holds any.
+    """
+
+    def seen_before(position: int) -> int:
+        whole, rest = divmod(position, chunk)
+        return whole * (chunk * (chunk + 1) // 2) + rest * (rest + 1) // 2
+
+    end = first + n
+    pairs = seen_before(min(end, m)) - seen_before(min(max(first, 0), m))
+    start = (m - 1) // chunk * chunk
+    behind = min(end, start + chunk) - max(first, m)
+    return pairs + max(behind, 0) * (m - start)
 
 
 def stage_macs(spec: AttentionSpec, *, exact: bool = False) -> dict[str, int]:
@@ -252,11 +273,12 @@ def kv_bytes_per_token(spec: AttentionSpec, *, dtype_bytes: int) -> int:
 def kv_cache_bytes(spec: AttentionSpec, *, dtype_bytes: int, windowed: bool = True) -> int:
     """Return the cache bytes of the whole batch at kv_tokens, in one layer.
 
-    A window caps the tokens kept, unless ``windowed`` is false.
+    A window (or a chunk) caps the tokens kept, unless ``windowed`` is false.
     """
     tokens = spec.kv_tokens
-    if windowed and spec.window is not None:
-        tokens = min(tokens, spec.window)
+    limit = spec.window if spec.chunk is None else spec.chunk
+    if windowed and limit is not None:
+        tokens = min(tokens, limit)
     return spec.batch * tokens * kv_bytes_per_token(spec, dtype_bytes=dtype_bytes)
 
 

@@ -70,6 +70,24 @@ class Point(Record):
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+class ImpossiblePoint(Record):
+    """A planned point whose fields make no spec; its outcome is always a skip.
+
+    ``given`` holds the fields as they were written.
+    """
+
+    name: str
+    role: Role = "point"
+    implementation: str
+    given: dict[str, int | float | str | bool | None]
+
+    def identity(self) -> str:
+        """Return the hash of what was given."""
+        content = {"given": self.given, "implementation": self.implementation}
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 class Finding(Record):
     """Something the user has to see beside a number.
 
@@ -190,7 +208,7 @@ Outcome = Annotated[Measured | Skipped | Failed, Field(discriminator="status")]
 class Result(Record):
     """A point with its outcome.  ``reference_macs`` is what its ratio refers to."""
 
-    point: Point
+    point: Point | ImpossiblePoint
     outcome: Outcome
     reference_macs: int | None = None
 

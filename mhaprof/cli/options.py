@@ -1,0 +1,143 @@
+"""Groups of options that several commands share, declared once.
+
+A command names the groups it takes and receives one value for each:
+
+    @takes(given=SpecFlags, out=OutputFlags)
+    def flops(*, given: dict[str, list[object]], out: Output) -> int: ...
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Optional, Protocol, get_args
+
+import typer
+
+from mhaprof.spec import DEFAULTS, DERIVED_DEFAULTS, PartialSpec
+
+Command = Callable[..., int]
+
+
+class Group(Protocol):
+    """A group of options: the parameters it adds and the value made of them."""
+
+    def parameters(self) -> list[inspect.Parameter]:
+        """Return the parameters that the command line shows."""
+        ...
+
+    def collect(self, values: Mapping[str, Any]) -> Any:
+        """Make the value that the command receives."""
+        ...
+
+
+def takes(**groups: Group) -> Callable[[Command], Command]:
+    """Give a command the options of ``groups``; each arrives under its keyword."""
+
+    def decorate(command: Command) -> Command:
+        own = [
+            parameter
+            for parameter in inspect.signature(command, eval_str=True).parameters.values()
+            if parameter.name not in groups
+        ]
+        added = [parameter for group in groups.values() for parameter in group.parameters()]
+        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own + added]
+
+        @functools.wraps(command)
+        def wrapper(**values: Any) -> int:
+            mine = {parameter.name: values[parameter.name] for parameter in own}
+            collected = {
+                name: group.collect({p.name: values[p.name] for p in group.parameters()})
+                for name, group in groups.items()
+            }
+            return command(**mine, **collected)
+
+        wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
+        return wrapper
+
+    return decorate
+
+
+def option(
+    name: str, kind: Any, *flags: str, help: str, default: Any = None, **extra: Any
+) -> inspect.Parameter:
+    """Declare one option as a parameter; the flag is the name with dashes."""
+    declared = flags or ("--" + name.replace("_", "-"),)
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[kind, typer.Option(*declared, help=help, **extra)],
+    )
+
+
+class _SpecFlags:
+    """One flag per field of ``PartialSpec``; a comma-separated list is a grid.
+
+    Collects ``{field: [values]}`` of the flags that were given.
+    """
+
+    def parameters(self) -> list[inspect.Parameter]:
+        """Return one option per field; values are checked later, all at once."""
+        return [_spec_option(name) for name in PartialSpec.model_fields]
+
+    def collect(self, values: Mapping[str, Any]) -> dict[str, list[object]]:
+        """Parse what was given; what does not parse stays text for the spec to refuse."""
+        return {
+            name: [value] if isinstance(value, bool) else [_parsed(part) for part in _split(value)]
+            for name, value in values.items()
+            if value is not None
+        }
+
+
+SpecFlags = _SpecFlags()
+
+
+def _spec_option(name: str) -> inspect.Parameter:
+    field = PartialSpec.model_fields[name]
+    default = DEFAULTS.get(name, DERIVED_DEFAULTS.get(name))
+    if isinstance(default, bool):
+        default = "yes" if default else "no"
+    dashed = name.replace("_", "-")
+    extra: dict[str, Any] = {"show_default": str(default), "rich_help_panel": "Attention"}
+    help_text = field.description or ""
+    if _is_flag(name):
+        return option(name, Optional[bool], f"--{dashed}/--no-{dashed}", help=help_text, **extra)
+    return option(name, Optional[str], help=help_text, metavar=_metavar(name), **extra)
+
+
+def _options_of(name: str) -> list[dict[str, Any]]:
+    schema = PartialSpec.model_json_schema()["properties"][name]
+    return [option for option in schema.get("anyOf", [schema]) if option.get("type") != "null"]
+
+
+def _is_flag(name: str) -> bool:
+    return _options_of(name)[0].get("type") == "boolean"
+
+
+def _metavar(name: str) -> str:
+    first = _options_of(name)[0]
+    if "enum" in first:
+        return "|".join(word for word in first["enum"] if word != "true")
+    return {"integer": "N", "number": "X"}[first["type"]]
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",")]
+
+
+def _parsed(text: str) -> object:
+    """Read a number as a YAML 1.2 scalar would be read; leave words alone."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return None if text in ("null", "~") else text
+
+
+def choices(alias: Any) -> str:
+    """Word the values of a ``Literal`` as a metavar: ``cold|hot``."""
+    return "|".join(str(value) for value in get_args(alias))

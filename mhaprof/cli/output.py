@@ -1,0 +1,157 @@
+"""Where a command's data goes: a table, JSON, CSV or Markdown; stdout or a file.
+
+Data goes to stdout, everything else to stderr.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Optional
+
+from mhaprof.cli.options import option
+from mhaprof.errors import UsageError
+from mhaprof.report import markdown, table, tabular
+from mhaprof.report.tabular import Row
+from mhaprof.report.view import View
+
+FORMATS = ("table", "json", "csv", "markdown")
+
+
+def say(message: str) -> None:
+    """Print one line for the user to stderr."""
+    print(f"mhaprof: {message}", file=sys.stderr)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """How and where the data of one command is written."""
+
+    format: str
+    path: Path | None
+
+    def emit(self, rows: Sequence[Row], views: Sequence[View], **extra: Any) -> None:
+        """Write the rows (json, csv) or the views (table, markdown).
+
+        ``extra`` goes into the JSON document beside the rows.
+        """
+        if self.format == "json":
+            self.write(tabular.to_json(rows, **extra))
+        elif self.format == "csv":
+            self.write(tabular.to_csv(rows))
+        elif self.format == "markdown":
+            self.write("\n".join(markdown.render(view) for view in views))
+        elif self.path is None:
+            console = table.plain_console()
+            for view in views:
+                table.render(view, console)
+        else:
+            self.write(_drawn(views))
+
+    def write(self, text: str) -> None:
+        """Write text to the file, atomically, or to stdout.
+
+        A file that cannot be written loses nothing: the text goes to stdout.
+        """
+        if self.path is None:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+            return
+        try:
+            write_atomically(self.path, text)
+        except OSError as error:
+            sys.stdout.write(text)
+            raise UsageError(
+                f"--output {self.path}: {error.strerror or error}; wrote to standard output instead"
+            ) from error
+
+
+def _drawn(views: Sequence[View]) -> str:
+    from rich.console import Console
+
+    buffer = io.StringIO()
+    console = Console(file=buffer, width=table.PIPE_WIDTH, no_color=True, highlight=False)
+    for view in views:
+        table.render(view, console)
+    return buffer.getvalue()
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace ``path`` by ``text`` so that a reader sees the old file or the new one."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+class _OutputFlags:
+    """``--format`` and ``-o/--output``; refuses a hopeless target before any work."""
+
+    def __init__(self, *formats: str) -> None:
+        self.formats = formats or FORMATS
+
+    def parameters(self) -> list[inspect.Parameter]:
+        """Return the two options."""
+        return [
+            option(
+                "format",
+                str,
+                help="how to write the data",
+                default="table",
+                metavar="|".join(self.formats),
+                rich_help_panel="Output",
+            ),
+            option(
+                "output",
+                Optional[Path],
+                "--output",
+                "-o",
+                help="write to this file, atomically, instead of standard output",
+                rich_help_panel="Output",
+            ),
+        ]
+
+    def collect(self, values: Mapping[str, Any]) -> Output:
+        """Check the format and that the file can be created."""
+        chosen, path = values["format"], values["output"]
+        if chosen not in self.formats:
+            raise UsageError(f"--format {chosen!r} is not one of {', '.join(self.formats)}")
+        if path is not None:
+            check_writable(path)
+        return Output(format=chosen, path=path)
+
+
+OutputFlags = _OutputFlags()
+
+
+def check_writable(path: Path) -> None:
+    """Raise UsageError when a file cannot be created there, before anything is measured."""
+    folder = path.parent
+    if path.is_dir():
+        raise UsageError(f"--output {path} is a directory; give a file name in it")
+    if not folder.is_dir():
+        raise UsageError(f"--output {path}: the directory {folder} does not exist; create it")
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"--output {path}: the directory {folder} is not writable")
+
+

@@ -1,0 +1,125 @@
+"""From flags and files to the points that a command measures."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mhaprof.errors import SpecError
+from mhaprof.records import ImpossiblePoint, Point, Result, Settings, Skipped
+from mhaprof.spec import AttentionSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A named spec, with the implementations that its file asks for, if any."""
+
+    name: str
+    spec: AttentionSpec
+    implementations: Sequence[str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Impossible:
+    """A combination of a grid that makes no spec, kept as a row that says so."""
+
+    name: str
+    given: Mapping[str, Any]
+    code: str
+    message: str
+    implementations: Sequence[str] | None = None
+
+    def result(self, implementation: str) -> Result:
+        """Return the row: skipped, with the reason."""
+        return Result(
+            point=ImpossiblePoint(
+                name=self.name, implementation=implementation, given=dict(self.given)
+            ),
+            outcome=Skipped(code=self.code, message=self.message),
+        )
+
+
+def plan_flags(given: Mapping[str, Sequence[object]]) -> list[Planned | Impossible]:
+    """Expand flags: one point, or the grid of the flags that hold a list.
+
+    A single impossible spec raises ``SpecError``; in a grid it becomes a skip.
+    """
+    varied = [name for name, values in given.items() if len(values) > 1]
+    planned: list[Planned | Impossible] = []
+    for values in itertools.product(*given.values()):
+        fields = dict(zip(given, values, strict=True))
+        shown = {name: fields[name] for name in varied or fields}
+        name = " ".join(f"{field}={_worded(value)}" for field, value in shown.items()) or "default"
+        try:
+            planned.append(Planned(name=name, spec=AttentionSpec(**fields)))
+        except SpecError as error:
+            if not varied:
+                raise
+            planned.append(
+                Impossible(name=name, given=fields, code="impossible_spec", message=str(error))
+            )
+    if not any(isinstance(point, Planned) for point in planned):
+        raise SpecError([]) if not planned else _all_impossible(planned)
+    return planned
+
+
+def _all_impossible(planned: Iterable[Planned | Impossible]) -> SpecError:
+    from mhaprof.errors import Fault
+
+    messages = {point.message for point in planned if isinstance(point, Impossible)}
+    return SpecError([Fault(field="spec", message=message) for message in sorted(messages)])
+
+
+def _worded(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "none" if value is None else str(value)
+
+
+def points_of(
+    planned: Planned, implementations: Sequence[str], settings: Settings | None = None
+) -> list[Point]:
+    """Return one point per implementation."""
+    return [
+        Point(
+            name=planned.name,
+            spec=planned.spec,
+            implementation=name,
+            settings=settings or Settings(),
+        )
+        for name in planned.implementations or implementations
+    ]
+
+
+def reference_points(planned: Iterable[Planned]) -> list[Point]:
+    """Return the distinct reference rows: one full head without W_O per shape."""
+    specs = dict.fromkeys(point.spec.reference() for point in planned)
+    many = len(specs) > 1
+    return [
+        Point(
+            name=_reference_name(spec) if many else "one full head, no W_O",
+            role="reference",
+            spec=spec,
+            implementation="eager",
+        )
+        for spec in specs
+    ]
+
+
+def _reference_name(spec: AttentionSpec) -> str:
+    tokens = f"tokens={spec.tokens}"
+    if spec.kv_tokens != spec.tokens:
+        tokens += f" kv_tokens={spec.kv_tokens}"
+    return f"one full head, no W_O: batch={spec.batch} {tokens} dim={spec.dim}"
+
+
+def plan(
+    config: Path | None, given: Mapping[str, Sequence[object]]
+) -> list[Planned | Impossible]:
+    """Plan what a file, flags, or both ask for; flags win over the file."""
+    if config is None:
+        return plan_flags(given)
+    raise NotImplementedError

@@ -1,0 +1,1 @@
+"""The things that measure: operations, time, memory, numerics, environment."""

@@ -1,0 +1,262 @@
+"""The device asked for: is it there, how is it named, how many threads, which timer.
+
+Everything that touches a device's own interface to make a timer is here; the timers
+themselves know none.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mhaprof.errors import Unavailable, UsageError
+from mhaprof.measure.timers import Call, EventTimer, WallTimer
+from mhaprof.records import Cache
+
+if TYPE_CHECKING:
+    import torch
+
+FLUSH_BYTES = 256 * 2**20
+"""Least bytes that a flush writes (or, on a CPU, reads)."""
+
+ROOT = Path("/")
+
+
+def resolve_device(name: str) -> str:
+    """Return a device that is there: ``cpu``, ``cuda``, ``cuda:N``, ``mps`` or ``xpu``.
+
+    ``auto`` takes the first of cuda, xpu, mps and cpu.  An explicit request never falls
+    back: raises Unavailable (code ``no_cuda``, ``no_mps``, ``no_xpu``) when it is not
+    there, UsageError when it is no device name.
+    """
+    import torch
+
+    if name == "auto":
+        if torch.cuda.is_available():
+            return "cuda"
+        if torch.xpu.is_available():
+            return "xpu"
+        return "mps" if torch.backends.mps.is_available() else "cpu"
+    if not re.fullmatch(r"cpu|mps|xpu|cuda(:\d+)?", name):
+        raise UsageError(f"device {name!r} is not one of auto, cpu, cuda, cuda:N, mps, xpu")
+    kind, _, index = name.partition(":")
+    if kind == "cuda":
+        _require_cuda(name, int(index or 0))
+    elif kind == "mps" and not torch.backends.mps.is_available():
+        raise Unavailable(_absent(name, "Apple GPU"), code="no_mps")
+    elif kind == "xpu" and not torch.xpu.is_available():
+        raise Unavailable(_absent(name, "Intel GPU"), code="no_xpu")
+    return name
+
+
+def _require_cuda(name: str, index: int) -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        if torch.version.cuda is None and torch.version.hip is None:
+            why = f"torch {torch.__version__} is built without CUDA; install a CUDA build"
+        else:
+            why = "torch finds no GPU; check the driver with nvidia-smi"
+        raise Unavailable(
+            f"device {name} is not there: {why}, or give --device cpu", code="no_cuda"
+        )
+    count = torch.cuda.device_count()
+    if index >= count:
+        raise Unavailable(
+            f"device {name} is not there: this machine has {count} CUDA device(s), "
+            f"the last is cuda:{count - 1}",
+            code="no_cuda",
+        )
+
+
+def _absent(name: str, what: str) -> str:
+    return f"device {name} is not there: torch finds no {what}; give --device cpu"
+
+
+def device_name(device: str) -> str:
+    """Return the marketing name of a device (``NVIDIA H200``, or the CPU's model)."""
+    if device == "cpu":
+        return cpu_model()
+    import torch
+
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name(torch.device(device))
+    if device == "xpu":
+        return torch.xpu.get_device_name()
+    return f"{device} ({platform.machine()})"
+
+
+def cpu_model(*, root: Path = ROOT) -> str:
+    """Return the CPU's model name, or its architecture where the system keeps none."""
+    try:
+        text = (root / "proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor() or platform.machine()
+    match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return match.group(1).strip() if match else platform.machine()
+
+
+def default_threads(*, root: Path = ROOT) -> int:
+    """Return how many threads may run at once: min(CPU affinity, cgroup quota), at least 1.
+
+    The quota is cgroup v2's ``cpu.max`` or v1's ``cpu.cfs_quota_us / cpu.cfs_period_us``,
+    of this process's group and all above it, rounded up.
+    """
+    try:
+        allowed = len(os.sched_getaffinity(0))
+    except AttributeError:
+        allowed = os.cpu_count() or 1
+    quotas = [*_v2_quotas(root), *_v1_quotas(root)]
+    return max(1, min([allowed, *(math.ceil(quota) for quota in quotas)]))
+
+
+def _v2_quotas(root: Path) -> Iterator[float]:
+    for folder in cgroup_folders(root, controller=""):
+        try:
+            quota, period = (folder / "cpu.max").read_text().split()
+        except (OSError, ValueError):
+            continue
+        if quota != "max":
+            yield int(quota) / int(period)
+
+
+def _v1_quotas(root: Path) -> Iterator[float]:
+    for folder in cgroup_folders(root, controller="cpu"):
+        try:
+            quota = int((folder / "cpu.cfs_quota_us").read_text())
+            period = int((folder / "cpu.cfs_period_us").read_text())
+        except (OSError, ValueError):
+            continue
+        if quota > 0:
+            yield quota / period
+
+
+def cgroup_folders(root: Path, *, controller: str) -> list[Path]:
+    """Return the folders of this process's cgroup and of those above it.
+
+    ``controller`` is empty for the unified hierarchy (v2), else one of v1's (``cpu``,
+    ``memory``).  A limit anywhere on the way binds.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(","):
+            base = root / "sys/fs/cgroup"
+            if controller:
+                base = next(
+                    (base / name for name in (controllers, controller) if (base / name).is_dir()),
+                    base / controller,
+                )
+            own = base / path.lstrip("/")
+            # Inside a container the path names a folder that only the host sees.
+            folders = [own, *own.parents] if own.is_dir() else [base]
+            return [folder for folder in folders if folder.is_relative_to(base)]
+    return []
+
+
+@contextmanager
+def threads(count: int | None) -> Iterator[None]:
+    """Run the body with ``count`` intra-op threads (None: leave them), then restore."""
+    import torch
+
+    before = torch.get_num_threads()
+    if count is not None:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def tf32(allowed: bool) -> Iterator[None]:
+    """Run the body with TF32 matrix products allowed or not on CUDA, then restore."""
+    import torch
+
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if allowed else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def default_cache(device: str) -> Cache:
+    """Return the cache state that a device is measured in unless asked otherwise.
+
+    Accelerators cold: the next layer of a model finds other data in the L2.  A CPU hot:
+    last-level caches of hundreds of MiB are shared with other tenants, and flushing one
+    takes longer than most calls.
+    """
+    return "hot" if device == "cpu" else "cold"
+
+
+def make_timer(device: str, *, cache: Cache) -> WallTimer | EventTimer:
+    """Return the timer of a device: wall and process time on a CPU, else events."""
+    if device == "cpu":
+        return WallTimer(flush=_cpu_flush() if cache == "cold" else None)
+    import torch
+
+    kind = device.partition(":")[0]
+    flush = _device_flush(device) if cache == "cold" else None
+    if kind == "cuda":
+        return EventTimer(
+            name="cuda-events",
+            event=lambda: torch.cuda.Event(enable_timing=True),
+            synchronize=torch.cuda.synchronize,
+            flush=flush,
+        )
+    return EventTimer(
+        name=f"{kind}-events",
+        event=lambda: torch.Event(device=kind, enable_timing=True),
+        synchronize=torch.accelerator.synchronize,
+        flush=flush,
+    )
+
+
+def _device_flush(device: str) -> Call:
+    """Return a call that overwrites max(2 x L2, 256 MiB) on the current stream."""
+    import torch
+
+    size = FLUSH_BYTES
+    if device.startswith("cuda"):
+        size = max(size, 2 * l2_bytes(device))
+    buffer: torch.Tensor = torch.empty(size // 4, dtype=torch.int32, device=device)
+    return buffer.zero_
+
+
+def l2_bytes(device: str) -> int:
+    """Return the size of a CUDA device's L2 cache."""
+    import torch
+
+    return int(torch.cuda.get_device_properties(torch.device(device)).L2_cache_size)
+
+
+def _cpu_flush() -> Call:
+    """Return a call that reads max(2 x last-level cache, 256 MiB) with all threads.
+
+    Reading, because large stores may bypass the caches and leave them as they are.
+    """
+    import torch
+
+    size = max(FLUSH_BYTES, 2 * last_level_cache_bytes())
+    return torch.zeros(size // 8, dtype=torch.int64).sum
+
+
+def last_level_cache_bytes(*, root: Path = ROOT) -> int:
+    """Return the size of the first CPU's largest cache; 0 where the system keeps none."""
+    sizes = [0]
+    for file in (root / "sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        match = re.fullmatch(r"(\d+)([KMG]?)", file.read_text().strip())
+        if match:
+            sizes.append(int(match.group(1)) << {"": 0, "K": 10, "M": 20, "G": 30}[match.group(2)])
+    return max(sizes)

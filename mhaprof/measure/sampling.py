@@ -1,0 +1,225 @@
+"""Warm up, sample, stop: how many samples a number needs, and when it is honest.
+
+Pure control flow over a ``Timer``; knows no device.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from mhaprof import stats
+from mhaprof.measure.timers import Batch, Call, Timer
+
+BATCH_S = 0.05
+"""Length of a batch, in seconds: how often the stop rule and the progress look."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopRule:
+    """When to stop sampling.
+
+    Stop at ``min_samples`` samples and ``min_time_s`` seconds and a 95 % interval of
+    the median within ``precision`` (half width / median), the two halves of the samples
+    agreeing within twice that; or, not converged, at ``max_time_s``.  ``samples`` asks
+    for exactly that many instead, and convergence is still judged.
+    """
+
+    min_time_s: float = 0.5
+    max_time_s: float = 15.0
+    precision: float = 0.01
+    min_samples: int = 20
+    samples: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmUp:
+    """How long to warm up: until two consecutive windows agree.
+
+    ``min_time_s`` is 0.2 on a GPU, whose clocks ramp (25 ms reads up to 30 % slow).
+    ``max_time_s`` bounds it when the windows never agree.
+    """
+
+    min_time_s: float = 0.05
+    max_time_s: float = 3.0
+    min_calls: int = 3
+    agreement: float = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """What is known so far: samples taken and the median's relative half interval.
+
+    ``precision`` is None below six samples.  ``stage`` is ``warm-up`` or ``sampling``.
+    """
+
+    stage: str
+    samples: int
+    precision: float | None
+    elapsed_s: float
+
+
+ProgressCallback = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """Everything that was sampled, and whether it is enough.
+
+    ``interrupted`` says that the user stopped it: the samples are good, only fewer.
+    """
+
+    samples_s: list[float]
+    process_time_s: list[float] | None
+    enqueue_s: list[float] | None
+    converged: bool
+    interrupted: bool
+    elapsed_s: float
+
+
+def warm_up(
+    timer: Timer,
+    call: Call,
+    *,
+    rule: WarmUp,
+    clock: Callable[[], float] = time.perf_counter,
+    progress: ProgressCallback | None = None,
+) -> int:
+    """Call until two consecutive windows agree; return the number of calls.
+
+    A window holds at least half of ``min_time_s`` and one call; windows agree when
+    their medians differ by at most ``agreement`` of the smaller.
+    """
+    calls, previous, started = 0, None, clock()
+    while True:
+        window: list[float] = []
+        window_start = clock()
+        while not window or clock() - window_start < rule.min_time_s / 2:
+            rest = rule.min_time_s / 2 - (clock() - window_start)
+            count = _batch_size(timer, per_sample_s=_mean(window), budget_s=min(rest, BATCH_S))
+            window += timer.batch(call, count).samples_s
+        calls += len(window)
+        current, elapsed = stats.median(window), clock() - started
+        if progress is not None:
+            progress(Progress(stage="warm-up", samples=calls, precision=None, elapsed_s=elapsed))
+        enough = elapsed >= rule.min_time_s and calls >= rule.min_calls
+        if enough and previous is not None and _agree(previous, current, rule.agreement):
+            return calls
+        if elapsed >= rule.max_time_s and calls >= rule.min_calls:
+            return calls
+        previous = current
+
+
+def sample(
+    timer: Timer,
+    call: Call,
+    *,
+    rule: StopRule,
+    clock: Callable[[], float] = time.perf_counter,
+    progress: ProgressCallback | None = None,
+) -> Samples:
+    """Sample until ``rule`` says stop; the garbage collector rests meanwhile.
+
+    An interrupt (Ctrl-C) keeps what complete batches brought; with no sample yet it is
+    raised again.
+    """
+    batches: list[Batch] = []
+    times: list[float] = []
+    interrupted, started = False, clock()
+    elapsed = 0.0
+    with _collector_paused():
+        try:
+            while not _finished(times, elapsed, rule):
+                budget = min(BATCH_S, rule.max_time_s - elapsed)
+                per_sample = elapsed / len(times) if times else 0.0
+                count = _batch_size(timer, per_sample_s=per_sample, budget_s=budget)
+                if rule.samples is not None:
+                    count = min(count, rule.samples - len(times))
+                batches.append(timer.batch(call, count))
+                times += batches[-1].samples_s
+                elapsed = clock() - started
+                if progress is not None:
+                    precision = stats.summarize(times).precision
+                    progress(
+                        Progress(
+                            stage="sampling",
+                            samples=len(times),
+                            precision=precision,
+                            elapsed_s=elapsed,
+                        )
+                    )
+        except KeyboardInterrupt:
+            if not batches:
+                raise
+            interrupted = True
+    return Samples(
+        samples_s=[value for batch in batches for value in batch.samples_s],
+        process_time_s=_joined([batch.process_time_s for batch in batches]),
+        enqueue_s=_joined([batch.enqueue_s for batch in batches]),
+        converged=is_converged(times, rule),
+        interrupted=interrupted,
+        elapsed_s=elapsed,
+    )
+
+
+def is_converged(samples_s: list[float], rule: StopRule) -> bool:
+    """Say whether the samples bear the precision that ``rule`` asks for.
+
+    Besides a tight interval this asks that the first half and the second agree within
+    twice the precision: a drift makes a tight interval around nothing.
+    """
+    if len(samples_s) < rule.min_samples:
+        return False
+    precision = stats.summarize(samples_s).precision
+    if precision is None or precision > rule.precision:
+        return False
+    middle = len(samples_s) // 2
+    first, second = stats.median(samples_s[:middle]), stats.median(samples_s[middle:])
+    return _agree(first, second, 2 * rule.precision)
+
+
+def _finished(times: list[float], elapsed: float, rule: StopRule) -> bool:
+    if not times:
+        return False
+    if elapsed >= rule.max_time_s:
+        return True
+    if rule.samples is not None:
+        return len(times) >= rule.samples
+    return elapsed >= rule.min_time_s and is_converged(times, rule)
+
+
+def _batch_size(timer: Timer, *, per_sample_s: float, budget_s: float) -> int:
+    """Return how many samples fit the budget; one while their cost is unknown."""
+    if per_sample_s <= 0:
+        return 1
+    return max(1, min(timer.max_batch, int(budget_s / per_sample_s)))
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _agree(first: float, second: float, tolerance: float) -> bool:
+    return abs(first - second) <= tolerance * min(first, second)
+
+
+def _joined(lists: list[list[float] | None]) -> list[float] | None:
+    """Join parallel lists of batches; None when the timer has none."""
+    present = [values for values in lists if values is not None]
+    return [value for values in present for value in values] if present else None
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Collect garbage now and not while sampling, as timeit does."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

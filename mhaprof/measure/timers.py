@@ -1,0 +1,204 @@
+"""Timers behind one protocol: what one sample is, and how it is taken.
+
+A timer takes a batch of samples of a call.  Clocks, events, streams and flushes come
+in from outside (``measure/devices.py`` brings the real ones), so that the order of
+the calls is tested without the device.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from mhaprof.records import Cache
+
+Call = Callable[[], object]
+
+LAUNCH_BOUND_SHARE = 0.8
+"""Share of a sample that the host spent enqueueing, from which the host sets the pace."""
+
+LAUNCH_BOUND_S = 50e-6
+"""Device time below which events around a call measure mostly the launch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Samples taken together, in seconds per call.
+
+    ``process_time_s`` (CPU time of all threads) and ``enqueue_s`` (host time until the
+    call returned) are parallel to ``samples_s``, or None where the timer has none.
+    """
+
+    samples_s: list[float]
+    process_time_s: list[float] | None = None
+    enqueue_s: list[float] | None = None
+
+
+class Timer(Protocol):
+    """Something that times a call.
+
+    ``name`` goes into every row.  ``max_batch`` bounds the samples between two
+    synchronizations.
+    """
+
+    @property
+    def name(self) -> str:
+        """Return the name that rows give it (``wall``, ``cuda-events``)."""
+        ...
+
+    @property
+    def cache(self) -> Cache:
+        """Say whether caches are flushed before each sample."""
+        ...
+
+    @property
+    def max_batch(self) -> int:
+        """Return the most samples that one batch may hold."""
+        ...
+
+    def batch(self, call: Call, count: int) -> Batch:
+        """Take ``count`` samples of ``call``; returns when all are complete."""
+        ...
+
+
+class Event(Protocol):
+    """A timestamp on a device stream, as torch.cuda.Event and torch.Event have it."""
+
+    def record(self) -> object:
+        """Enqueue the timestamp on the current stream."""
+        ...
+
+    def elapsed_time(self, end_event: Event, /) -> float:
+        """Return milliseconds from this event to ``end_event``."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class WallTimer:
+    """Time a call on the CPU: wall time, and beside it the process's CPU time.
+
+    The process clock is read outside the wall window: reading it is a system call,
+    reading the wall clock is not.  ``flush`` empties the caches, untimed.
+    """
+
+    flush: Call | None = None
+    wall_ns: Callable[[], int] = time.perf_counter_ns
+    process_ns: Callable[[], int] = time.process_time_ns
+    name: str = "wall"
+    max_batch: int = 10_000
+
+    @property
+    def cache(self) -> Cache:
+        """Say whether caches are flushed before each sample."""
+        return "hot" if self.flush is None else "cold"
+
+    def batch(self, call: Call, count: int) -> Batch:
+        """Take ``count`` samples of ``call``."""
+        wall_ns, process_ns, flush = self.wall_ns, self.process_ns, self.flush
+        wall, process = [], []
+        for _ in range(count):
+            if flush is not None:
+                flush()
+            process_start = process_ns()
+            start = wall_ns()
+            call()
+            end = wall_ns()
+            process_end = process_ns()
+            wall.append((end - start) * 1e-9)
+            process.append((process_end - process_start) * 1e-9)
+        return Batch(samples_s=wall, process_time_s=process)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventTimer:
+    """Time a call on a device: a pair of events around it on the current stream.
+
+    Nothing waits inside a batch; one synchronize at its end makes the events readable.
+    A flush is enqueued before the first event of each pair: besides emptying the L2 it
+    keeps the device busy while the host enqueues the call.  ``max_batch`` keeps the
+    launches of a batch well under the 1024 that a CUDA stream queues: beyond that the
+    host is held back and its enqueue time means nothing.
+    """
+
+    name: str
+    event: Callable[[], Event]
+    synchronize: Call
+    flush: Call | None = None
+    host_ns: Callable[[], int] = time.perf_counter_ns
+    max_batch: int = 20
+
+    @property
+    def cache(self) -> Cache:
+        """Say whether caches are flushed before each sample."""
+        return "hot" if self.flush is None else "cold"
+
+    def batch(self, call: Call, count: int) -> Batch:
+        """Take ``count`` samples of ``call``."""
+        host_ns, flush = self.host_ns, self.flush
+        pairs = [(self.event(), self.event()) for _ in range(count)]
+        enqueue = []
+        for start, end in pairs:
+            if flush is not None:
+                flush()
+            start.record()
+            host_start = host_ns()
+            call()
+            host_end = host_ns()
+            end.record()
+            enqueue.append((host_end - host_start) * 1e-9)
+        self.synchronize()
+        samples = [start.elapsed_time(end) * 1e-3 for start, end in pairs]
+        return Batch(samples_s=samples, enqueue_s=enqueue)
+
+
+class Graph(Protocol):
+    """A captured sequence of kernels, as torch.cuda.CUDAGraph."""
+
+    def replay(self) -> object:
+        """Enqueue all captured kernels."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphTimer:
+    """Time the replay of a captured graph: device time without the host's launches.
+
+    The graph holds ``calls`` calls, each on its own input buffers, so that one call
+    does not find its inputs in the cache because the last one left them there; a
+    sample is the time of one replay divided by ``calls``.  The call that ``batch``
+    gets must be a replay.
+    """
+
+    events: EventTimer
+    calls: int
+    name: str = "cuda-graph"
+
+    @property
+    def cache(self) -> Cache:
+        """Say whether caches are flushed before each sample."""
+        return self.events.cache
+
+    @property
+    def max_batch(self) -> int:
+        """Return the most samples that one batch may hold."""
+        return self.events.max_batch
+
+    def batch(self, call: Call, count: int) -> Batch:
+        """Take ``count`` samples, each of one replay."""
+        taken = self.events.batch(call, count)
+        return Batch(samples_s=[sample / self.calls for sample in taken.samples_s])
+
+
+def launch_bound(samples_s: Sequence[float], enqueue_s: Sequence[float] | None) -> bool:
+    """Say whether the host's launches, not the device, set the pace of a call.
+
+    True when a call takes under 50 us on the device, or when enqueueing it takes 0.8
+    of the time between its events.  The least enqueue time counts: a full queue only
+    ever adds to it.  False for timers that do not enqueue.
+    """
+    if not enqueue_s:
+        return False
+    middle = sorted(samples_s)[len(samples_s) // 2]
+    return middle < LAUNCH_BOUND_S or min(enqueue_s) >= LAUNCH_BOUND_SHARE * middle

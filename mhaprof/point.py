@@ -1,0 +1,203 @@
+"""Measure one point: the only module that joins attention and measure."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
+
+from mhaprof import formulas
+from mhaprof.errors import MhaprofError, Unavailable
+from mhaprof.records import Counts, Failed, Finding, Measured, Outcome, Point, Result, Skipped
+from mhaprof.spec import AttentionSpec
+from mhaprof.units import DTYPE_BYTES, flops_of
+
+if TYPE_CHECKING:
+    from mhaprof.attention.base import Implementation
+    from mhaprof.measure.flops import ModuleFlops
+
+COUNTERS = ("fvcore", "torch", "closed-form")
+"""All counters; by default all three count and must agree."""
+
+DEFAULT_CACHE_DTYPE = "bfloat16"
+"""The dtype in which caches and bytes moved are counted unless told otherwise."""
+
+
+def reference_macs(spec: AttentionSpec) -> int:
+    """Return the MACs of the reference row: one full head without W_O."""
+    return formulas.total_macs(spec.reference())
+
+
+def guarded(point: Point, measure: Callable[[], Outcome]) -> Result:
+    """Run one measurement; whatever breaks in it becomes that point's outcome.
+
+    This is the one place where every exception is caught, so that one broken point
+    never costs the others.  ``KeyboardInterrupt`` passes.
+    """
+    try:
+        outcome = measure()
+    except Unavailable as error:
+        outcome = Skipped(code=error.code, message=str(error))
+    except MhaprofError as error:
+        outcome = Failed(code="refused", message=str(error))
+    except Exception as error:  # noqa: BLE001  (the point boundary)
+        outcome = Failed(
+            code=_code_of(error),
+            message=f"{type(error).__name__}: {_first_line(error)}",
+            traceback=traceback.format_exc(),
+        )
+    return Result(point=point, outcome=outcome, reference_macs=reference_macs(point.spec))
+
+
+def _code_of(error: Exception) -> str:
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return "out_of_memory"
+    return "error"
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else "no message"
+
+
+def count_point(
+    point: Point,
+    *,
+    counters: Collection[str] = COUNTERS,
+    backward: bool = False,
+    cache_dtype: str = DEFAULT_CACHE_DTYPE,
+) -> Result:
+    """Count one point with the counters asked for, on meta tensors.
+
+    ``backward`` adds the FLOPs (2 per MAC) of the backward pass.  ``cache_dtype``
+    is the dtype of the KV cache and of the bytes in the arithmetic intensity.
+    """
+    return guarded(
+        point,
+        lambda: _count(point, counters=counters, backward=backward, cache_dtype=cache_dtype),
+    )
+
+
+def _count(
+    point: Point, *, counters: Collection[str], backward: bool, cache_dtype: str
+) -> Outcome:
+    spec = point.spec
+    tracers = [name for name in ("fvcore", "torch") if name in counters]
+    traced: ModuleFlops | None = None
+    fused = point.implementation != "eager"
+    findings: list[Finding] = []
+    if tracers or point.implementation != "eager":
+        from mhaprof import attention
+
+        implementation = attention.get(point.implementation)
+        fused = implementation.fused
+        rejection = implementation.rejects(spec, device="meta", dtype="float32")
+        if rejection is not None:
+            return Skipped(code=rejection.code, message=rejection.message)
+        if implementation.counter_note is not None:
+            tracers = []
+            findings.append(
+                Finding(code="closed_form_only", message=implementation.counter_note)
+            )
+        if tracers:
+            traced = trace(implementation, spec, counters=tracers, backward=backward)
+    counts, found = _joined(
+        spec,
+        traced,
+        closed_form="closed-form" in counters or not tracers,
+        backward=backward,
+        fused=fused,
+        cache_dtype=cache_dtype,
+    )
+    return Measured(counts=counts, findings=findings + found)
+
+
+def trace(
+    implementation: Implementation,
+    spec: AttentionSpec,
+    *,
+    counters: Collection[str],
+    backward: bool = False,
+) -> ModuleFlops:
+    """Count an implementation's module on meta tensors with fvcore and/or torch."""
+    import torch
+
+    from mhaprof.attention.base import make_inputs
+    from mhaprof.measure.flops import count_module
+
+    with torch.device("meta"):
+        module = implementation.build(spec)
+    inputs = make_inputs(spec, seed=0, dtype=torch.float32, device="meta")
+    return count_module(module, inputs, counters=counters, backward=backward)
+
+
+def _joined(
+    spec: AttentionSpec,
+    traced: ModuleFlops | None,
+    *,
+    closed_form: bool,
+    backward: bool,
+    fused: bool,
+    cache_dtype: str,
+) -> tuple[Counts, list[Finding]]:
+    """Put the counters side by side; every disagreement is a finding."""
+    stages = formulas.stage_macs(spec)
+    total = sum(stages.values())
+    learned = formulas.params(spec)
+    numbers = {
+        "fvcore": traced.fvcore_macs if traced else None,
+        "torch": traced.torch_macs if traced else None,
+        "closed form": total if closed_form else None,
+    }
+    findings = _disagreements(numbers, "macs")
+    if traced is not None:
+        findings += [finding for finding in traced.findings if finding.code != "counters_disagree"]
+        built = learned.projections + learned.norms + learned.sinks
+        findings += _disagreements({"module": traced.params, "closed form": built}, "params")
+    flops_backward = None
+    if backward:
+        expected = formulas.backward_macs(spec, fused=fused)
+        counted = traced.backward_macs if traced else None
+        findings += _disagreements({"torch": counted, "closed form": expected}, "backward macs")
+        flops_backward = flops_of(expected if counted is None else counted)
+    given = [number for number in numbers.values() if number is not None]
+    macs = given[0] if given else total
+    dtype_bytes = DTYPE_BYTES[cache_dtype]
+    counts = Counts(
+        fvcore_flops=numbers["fvcore"],
+        torch_macs=numbers["torch"],
+        closed_form_macs=numbers["closed form"],
+        macs=macs,
+        macs_exact=formulas.total_macs(spec, exact=True),
+        pairs_exact=formulas.exact_pairs(spec),
+        by_stage=stages,
+        params=learned.projections,
+        norm_params=learned.norms,
+        sink_params=learned.sinks,
+        softmax_ops=formulas.softmax_ops(spec),
+        uncounted_ops=traced.uncounted_ops if traced else {},
+        flops_backward=flops_backward,
+        flops_forward_backward=None if flops_backward is None else flops_backward + flops_of(macs),
+        cache_dtype=cache_dtype,
+        kv_bytes_per_token=formulas.kv_bytes_per_token(spec, dtype_bytes=dtype_bytes),
+        kv_cache_bytes=formulas.kv_cache_bytes(spec, dtype_bytes=dtype_bytes),
+        arithmetic_intensity=formulas.arithmetic_intensity(
+            spec, dtype_bytes=dtype_bytes, fused=fused
+        ),
+    )
+    return counts, findings
+
+
+def _disagreements(numbers: dict[str, int | None], what: str) -> list[Finding]:
+    """Return a blocking finding when the numbers that exist are not all equal."""
+    given = {name: number for name, number in numbers.items() if number is not None}
+    if len(set(given.values())) <= 1:
+        return []
+    listed = ", ".join(f"{name} {number}" for name, number in given.items())
+    return [
+        Finding(
+            code="counters_disagree",
+            message=f"counters disagree on {what}: {listed}",
+            blocking=True,
+        )
+    ]

@@ -1,0 +1,1 @@
+"""Turn results into something to read: tables, Markdown, CSV, JSON and formats for CI."""

@@ -1,0 +1,274 @@
+"""Results as flat rows, and rows as JSON, CSV and JSON Lines.
+
+A row is a dict with the same keys whatever the command; a value that does not exist
+is ``None`` (JSON ``null``, an empty CSV field).  Counts are integers to the end.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from mhaprof import formulas
+from mhaprof.records import (
+    SCHEMA_VERSION,
+    Counts,
+    Environment,
+    Failed,
+    ImpossiblePoint,
+    Latency,
+    Measured,
+    Memory,
+    Point,
+    Result,
+    Skipped,
+)
+from mhaprof.spec import AttentionSpec
+from mhaprof.units import flops_of, tflops_per_s
+
+Row = dict[str, Any]
+
+SPEC_COLUMNS = tuple(AttentionSpec.model_fields)
+
+STAGE_COLUMNS = tuple(f"macs_{stage}" for stage in formulas.STAGES)
+
+COUNT_COLUMNS = (
+    "fvcore_flops",
+    "torch_macs",
+    "closed_form_macs",
+    "macs",
+    "flops",
+    "macs_exact",
+    "pairs_exact",
+    "params",
+    "norm_params",
+    "sink_params",
+    "softmax_ops",
+    "ratio_to_reference",
+    *STAGE_COLUMNS,
+    *(f"macs_{stage}" for stage in formulas.EXTRA_STAGES),
+    "flops_backward",
+    "flops_forward_backward",
+    "cache_dtype",
+    "kv_bytes_per_token",
+    "kv_cache_bytes",
+    "arithmetic_intensity",
+    "uncounted_ops",
+)
+
+LATENCY_COLUMNS = (
+    "device",
+    "device_name",
+    "dtype",
+    "threads",
+    "timer",
+    "cache",
+    "mode",
+    "compiled",
+    "tf32",
+    "resolved_backend",
+    "latency_median_s",
+    "latency_ci_low_s",
+    "latency_ci_high_s",
+    "latency_p5_s",
+    "latency_p25_s",
+    "latency_p75_s",
+    "latency_p95_s",
+    "latency_min_s",
+    "latency_mad_s",
+    "samples",
+    "outliers",
+    "converged",
+    "tflops_per_s",
+    "tflops_per_s_exact",
+    "first_call_s",
+    "max_error",
+    "tolerance",
+    "flags",
+    "replicates",
+    "replicate_medians_s",
+    "replicate_spread",
+)
+
+MEMORY_COLUMNS = ("predicted_peak_bytes", "peak_bytes", "available_bytes")
+
+COLUMNS = (
+    "name",
+    "role",
+    "implementation",
+    "status",
+    "reason",
+    "message",
+    *SPEC_COLUMNS,
+    *COUNT_COLUMNS,
+)
+"""The columns of a row that counts; a row that times has LATENCY_ and MEMORY_COLUMNS too."""
+
+
+def row_of(result: Result, *, latency: bool = False) -> Row:
+    """Flatten one result; ``latency`` adds the columns of times, empty if unmeasured."""
+    columns = COLUMNS + (LATENCY_COLUMNS + MEMORY_COLUMNS if latency else ())
+    row: Row = dict.fromkeys(columns)
+    point, outcome = result.point, result.outcome
+    row.update(
+        name=point.name, role=point.role, implementation=point.implementation, status=outcome.status
+    )
+    row.update(
+        point.given if isinstance(point, ImpossiblePoint) else point.spec.model_dump()
+    )
+    if isinstance(outcome, Skipped | Failed):
+        row.update(reason=outcome.code, message=outcome.message)
+        if latency and isinstance(point, Point):
+            settings = point.settings
+            row.update(device=settings.device, dtype=settings.dtype, threads=settings.threads)
+        return row
+    _add_findings(row, outcome)
+    if outcome.counts is not None:
+        _add_counts(row, outcome.counts, result.reference_macs)
+    if outcome.latency is not None:
+        _add_latency(row, outcome.latency, outcome.counts)
+    if outcome.memory is not None:
+        _add_memory(row, outcome.memory)
+    return row
+
+
+def _add_findings(row: Row, outcome: Measured) -> None:
+    """Mark the row: a blocking finding makes it failed, another is a reason alone."""
+    if not outcome.findings:
+        return
+    blocking = [finding for finding in outcome.findings if finding.blocking]
+    shown = (blocking or outcome.findings)[0]
+    row.update(
+        status="failed" if blocking else "ok",
+        reason=shown.code,
+        message="; ".join(finding.message for finding in blocking or outcome.findings),
+    )
+
+
+def _add_counts(row: Row, counts: Counts, reference_macs: int | None) -> None:
+    fields = counts.model_dump(exclude={"by_stage", "uncounted_ops"})
+    row.update(fields)
+    row.update(flops=flops_of(counts.macs))
+    row.update({f"macs_{stage}": macs for stage, macs in counts.by_stage.items()})
+    if counts.uncounted_ops:
+        row["uncounted_ops"] = " ".join(sorted(counts.uncounted_ops))
+    if reference_macs:
+        row["ratio_to_reference"] = counts.macs / reference_macs
+
+
+def _add_latency(row: Row, latency: Latency, counts: Counts | None) -> None:
+    row.update(
+        latency.model_dump(
+            include={
+                "device",
+                "device_name",
+                "dtype",
+                "threads",
+                "timer",
+                "cache",
+                "mode",
+                "compiled",
+                "tf32",
+                "resolved_backend",
+                "converged",
+                "first_call_s",
+                "max_error",
+                "tolerance",
+                "replicate_medians_s",
+            }
+        )
+    )
+    summary = latency.summary
+    row.update(
+        latency_median_s=summary.median,
+        latency_ci_low_s=summary.ci_low,
+        latency_ci_high_s=summary.ci_high,
+        latency_p5_s=summary.p5,
+        latency_p25_s=summary.p25,
+        latency_p75_s=summary.p75,
+        latency_p95_s=summary.p95,
+        latency_min_s=summary.minimum,
+        latency_mad_s=summary.mad,
+        samples=summary.count,
+        outliers=summary.outliers,
+        flags=" ".join(latency.flags) or None,
+    )
+    medians = latency.replicate_medians_s
+    if medians:
+        middle = sorted(medians)[len(medians) // 2]
+        row.update(
+            replicates=len(medians), replicate_spread=(max(medians) - min(medians)) / middle
+        )
+    if counts is not None:
+        flops, exact = timed_flops(latency.mode, counts)
+        row["tflops_per_s"] = tflops_per_s(flops, summary.median)
+        row["tflops_per_s_exact"] = tflops_per_s(exact, summary.median)
+
+
+def timed_flops(mode: str, counts: Counts) -> tuple[int, int]:
+    """Return the FLOPs of what was timed: dense, and over the pairs of the mask.
+
+    A backward pass has its own FLOPs; its exact number scales as the forward's.
+    """
+    forward = flops_of(counts.macs)
+    backward = counts.flops_backward or 0
+    dense = {
+        "forward": forward,
+        "backward": backward,
+        "forward-backward": forward + backward,
+    }[mode]
+    return dense, dense * counts.macs_exact // counts.macs
+
+
+def _add_memory(row: Row, memory: Memory) -> None:
+    row.update(memory.model_dump())
+
+
+def to_json(
+    rows: Iterable[Row],
+    *,
+    environment: Environment | None = None,
+    environment_after: Environment | None = None,
+    **extra: Any,
+) -> str:
+    """Return ``{"schema_version": 1, "rows": [...]}`` with what else was given."""
+    document: dict[str, Any] = {"schema_version": SCHEMA_VERSION, **extra}
+    if environment is not None:
+        document["environment"] = environment.model_dump()
+    if environment_after is not None:
+        document["environment_after"] = environment_after.model_dump()
+    document["rows"] = list(rows)
+    return json.dumps(document, indent=2, allow_nan=False) + "\n"
+
+
+def to_csv(rows: Sequence[Row]) -> str:
+    """Return the rows as CSV with a header; lists are written as JSON."""
+    columns = columns_of(rows)
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, fieldnames=columns, lineterminator="\n", restval="")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({key: _field(value) for key, value in row.items()})
+    return buffer.getvalue()
+
+
+def to_jsonl(rows: Iterable[Row]) -> str:
+    """Return one JSON object a line."""
+    return "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+
+
+def columns_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return all keys of the rows in the order of their first appearance."""
+    columns: dict[str, None] = {}
+    for row in rows:
+        columns.update(dict.fromkeys(row))
+    return list(columns) or list(COLUMNS)
+
+
+def _field(value: Any) -> Any:
+    if isinstance(value, list | dict):
+        return json.dumps(value)
+    return value

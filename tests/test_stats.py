@@ -1,0 +1,179 @@
+"""Statistics: order statistics, exact rank tests, intervals of ratios."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import scipy.stats as oracle
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mhaprof import stats
+
+TIMES = st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=60)
+
+
+@given(TIMES)
+def test_quantiles_equal_numpys(samples: list[float]) -> None:
+    summary = stats.summarize(samples)
+    found = [summary.p5, summary.p25, summary.median, summary.p75, summary.p95]
+    assert found == pytest.approx(np.percentile(samples, [5, 25, 50, 75, 95]), rel=1e-12)
+    assert summary.minimum == min(samples)
+    assert summary.mad == pytest.approx(
+        np.median(np.abs(np.asarray(samples) - np.median(samples))), rel=1e-12, abs=1e-18
+    )
+
+
+def test_an_outlier_is_counted_and_kept() -> None:
+    summary = stats.summarize([1.0, 1.1, 1.2, 1.1, 1.0, 9.0])
+    assert (summary.count, summary.outliers) == (6, 1)
+
+
+def test_five_samples_have_no_interval_and_six_have_the_whole_range() -> None:
+    assert stats.summarize([1, 2, 3, 4, 5]).ci_low is None
+    six = stats.summarize([1, 2, 3, 4, 5, 6])
+    assert (six.ci_low, six.ci_high) == (1, 6)
+
+
+@pytest.mark.parametrize("count", [*range(6, 60), 100, 333, 1000, 1001, 5000])
+def test_interval_of_the_median_is_the_tightest_that_covers_95_percent(count: int) -> None:
+    low, high = stats.median_interval(range(count)) or (0, 0)
+    assert low + high == count - 1
+    coverage = 1 - 2 * oracle.binom.cdf(int(low), count, 0.5)
+    tighter = 1 - 2 * oracle.binom.cdf(int(low) + 1, count, 0.5)
+    assert coverage >= 0.95 if count <= 1000 else coverage > 0.949
+    assert tighter < 0.951
+
+
+def test_interval_of_the_median_covers_it_as_often_as_it_says() -> None:
+    draw = random.Random(7)
+    hits = 0
+    for _ in range(2000):
+        low, high = stats.median_interval(sorted(draw.expovariate(1) for _ in range(25))) or (0, 0)
+        hits += low <= math.log(2) <= high
+    assert 0.94 <= hits / 2000 <= 0.985
+
+
+def test_precision_is_the_wider_half_of_the_interval() -> None:
+    summary = stats.summarize([1.0, 2.0, 2.0, 2.0, 2.0, 3.0])
+    assert summary.precision == 0.5
+    assert stats.summarize([1.0]).precision is None
+
+
+@pytest.mark.parametrize("samples", [[], [math.nan], [1.0, math.inf]])
+def test_nothing_or_not_finite_is_refused(samples: list[float]) -> None:
+    with pytest.raises(ValueError, match=r"no samples|not finite"):
+        stats.summarize(samples)
+
+
+def test_five_slower_than_five_is_one_arrangement_of_252() -> None:
+    assert stats.rank_test([1, 2, 3, 4, 5], [6, 7, 8, 9, 10]) == pytest.approx(1 / 252)
+    assert stats.rank_test([6, 7, 8, 9, 10], [1, 2, 3, 4, 5]) == 1.0
+
+
+@given(
+    st.lists(st.integers(1, 6), min_size=1, max_size=5),
+    st.lists(st.integers(1, 6), min_size=1, max_size=5),
+)
+def test_rank_test_with_ties_equals_all_permutations(base: list[int], new: list[int]) -> None:
+    ranks = oracle.rankdata([*base, *new])
+    observed = ranks[len(base) :].sum()
+    sums = [sum(chosen) for chosen in itertools.combinations(ranks, len(new))]
+    expected = sum(total >= observed - 1e-9 for total in sums) / len(sums)
+    assert stats.rank_test(base, new) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("size", [5, 12, 30, 49])
+def test_rank_test_without_ties_equals_scipys_exact_one(size: int) -> None:
+    draw = random.Random(size)
+    base = [draw.gauss(0, 1) for _ in range(size)]
+    new = [draw.gauss(0.3, 1) for _ in range(size + 2)]
+    expected = oracle.mannwhitneyu(new, base, alternative="greater", method="exact").pvalue
+    assert stats.rank_test(base, new) == pytest.approx(expected, rel=1e-9)
+
+
+def test_rank_test_of_many_equals_scipys_approximation() -> None:
+    draw = random.Random(3)
+    base = [float(draw.randint(0, 50)) for _ in range(300)]
+    new = [float(draw.randint(2, 52)) for _ in range(200)]
+    expected = oracle.mannwhitneyu(new, base, alternative="greater", method="asymptotic").pvalue
+    assert stats.rank_test(base, new) == pytest.approx(expected, rel=1e-9)
+
+
+def test_rank_test_of_equal_samples_says_nothing() -> None:
+    assert stats.rank_test([1.0] * 5, [1.0] * 5) == 1.0
+    assert stats.rank_test([1.0] * 500, [1.0] * 500) == 1.0
+
+
+def test_interval_of_a_ratio_is_the_third_of_25_pairwise_ratios() -> None:
+    base, new = [1.0, 1.01, 1.03, 1.02, 1.05], [2.0, 2.1, 2.05, 2.2, 2.15]
+    pairs = sorted(b / a for a in base for b in new)
+    found = stats.ratio_interval(base, new)
+    assert found.ratio == pytest.approx(2.1 / 1.02)
+    assert (found.low, found.high) == pytest.approx((pairs[2], pairs[22]), rel=1e-9)
+
+
+def test_interval_of_a_ratio_needs_four_a_side() -> None:
+    assert stats.ratio_interval([1, 2, 3], [1, 2, 3]).low is None
+    assert stats.ratio_interval([1, 2, 3, 4], [1, 2, 3, 4]).low is not None
+
+
+@pytest.mark.parametrize("size", [5, 20, 80])
+def test_interval_of_a_ratio_covers_it_as_often_as_it_says(size: int) -> None:
+    draw, hits, tries = random.Random(size), 0, 200
+    for _ in range(tries):
+        base = [draw.lognormvariate(0, 0.2) for _ in range(size)]
+        new = [1.3 * draw.lognormvariate(0, 0.2) for _ in range(size)]
+        found = stats.ratio_interval(base, new)
+        hits += (found.low or 9) <= 1.3 <= (found.high or 0)
+    assert hits / tries >= 0.91
+
+
+def test_interval_of_a_ratio_of_many_samples_forms_no_pairs() -> None:
+    draw = random.Random(1)
+    base = [draw.lognormvariate(0, 0.1) for _ in range(5000)]
+    started = time.process_time()
+    found = stats.ratio_interval(base, [2 * value for value in base])
+    assert time.process_time() - started < 5
+    assert found.low is not None
+    assert found.high is not None
+    assert 1.98 < found.low <= 2 <= found.high < 2.02
+
+
+@pytest.mark.parametrize("samples", [([], [1.0]), ([0.0], [1.0]), ([1.0], [-1.0])])
+def test_a_ratio_of_nothing_or_zero_is_refused(samples: tuple[list[float], list[float]]) -> None:
+    with pytest.raises(ValueError, match="a ratio needs samples"):
+        stats.ratio_interval(*samples)
+
+
+def test_holm_multiplies_by_what_is_left_and_never_decreases() -> None:
+    assert stats.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert stats.holm([0.9, 0.8]) == [1.0, 1.0]
+    assert stats.holm([]) == []
+
+
+def test_a_clear_difference_is_distinguishable_and_a_small_or_noisy_one_is_not() -> None:
+    draw = random.Random(5)
+    base = [1 + draw.gauss(0, 0.01) for _ in range(50)]
+    assert stats.distinguishable(base, [1.2 * value for value in base])
+    assert stats.distinguishable([1.2 * value for value in base], base)
+    assert not stats.distinguishable(base, [1.03 * value for value in base])
+    assert stats.distinguishable(base, [1.03 * value for value in base], margin=0.01)
+    noisy = [draw.lognormvariate(0, 1) for _ in range(8)]
+    assert not stats.distinguishable(noisy, [1.2 * value for value in noisy])
+
+
+def test_statistics_import_nothing_heavy() -> None:
+    code = (
+        "import sys, mhaprof.stats;"
+        "print([n for n in ('torch', 'numpy', 'scipy', 'pandas') if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
