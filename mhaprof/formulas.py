@@ -282,7 +282,9 @@ def kv_cache_bytes(spec: AttentionSpec, *, dtype_bytes: int, windowed: bool = Tr
     return spec.batch * tokens * kv_bytes_per_token(spec, dtype_bytes=dtype_bytes)
 
 
-def moved_bytes(spec: AttentionSpec, *, dtype_bytes: int, fused: bool) -> int:
+def moved_bytes(
+    spec: AttentionSpec, *, dtype_bytes: int, fused: bool, cache_dtype_bytes: int | None = None
+) -> int:
     """Return the bytes that one forward pass has to move at least.
 
     Each operand is counted once: inputs, parameters, the output; in prefill the new
@@ -290,6 +292,7 @@ def moved_bytes(spec: AttentionSpec, *, dtype_bytes: int, fused: bool) -> int:
     written).  An attention that is not ``fused`` also writes and reads the scores
     and the weights (4 x B * h * N * M).  Caches are assumed to hold everything
     between the two uses of an operand: a lower bound, as a roofline wants it.
+    ``cache_dtype_bytes`` is the width of keys and values, where it differs.
     """
     b, d = spec.batch, spec.dim
     counted = params(spec)
@@ -303,10 +306,10 @@ def moved_bytes(spec: AttentionSpec, *, dtype_bytes: int, fused: bool) -> int:
     if spec.kv_proj:
         per_token = kv_bytes_per_token(spec, dtype_bytes=1)
         read = spec.kv_tokens if spec.phase == "decode" else 0
-        elements += b * per_token * (read + spec.new_kv_tokens)
+        cached = b * per_token * (read + spec.new_kv_tokens)
     else:
-        elements += b * spec.kv_tokens * spec.kv_heads * (spec.head_dim + spec.v_head_dim)
-    return elements * dtype_bytes
+        cached = b * spec.kv_tokens * spec.kv_heads * (spec.head_dim + spec.v_head_dim)
+    return elements * dtype_bytes + cached * (cache_dtype_bytes or dtype_bytes)
 
 
 def arithmetic_intensity(spec: AttentionSpec, *, dtype_bytes: int, fused: bool) -> float:

@@ -74,8 +74,7 @@ def judge(points: Sequence[Point], counted: Mapping[str, Counts]) -> Verdict:
     spec = reference.spec
     w_o = formulas.stage_macs(spec.replace(out_proj=True))["out_proj"]
     wrong = [
-        f"{point.name} costs {counted[point.name].macs}, "
-        f"not {base + w_o * point.spec.out_proj}"
+        f"{point.name} costs {counted[point.name].macs}, not {base + w_o * point.spec.out_proj}"
         for point in points
         if counted[point.name].macs != base + w_o * point.spec.out_proj
     ]

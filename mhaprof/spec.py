@@ -28,7 +28,7 @@ DEFAULT_DIM = 512
 DEFAULT_HEADS = 8
 
 
-def _integral(value: object) -> object:
+def integral(value: object) -> object:
     """Turn ``1e3`` (a YAML float) into the integer that it is; leave the rest."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
@@ -42,7 +42,7 @@ def _alignment(value: object) -> object:
     return "none" if value == "false" else value
 
 
-Size = Annotated[int, BeforeValidator(_integral), Field(strict=True, ge=1)]
+Size = Annotated[int, Field(strict=True, ge=1), BeforeValidator(integral)]
 Flag = Annotated[bool, Field(strict=True)]
 
 
@@ -73,13 +73,20 @@ class PartialSpec(BaseModel):
     k_bias: Flag | None = Field(None, description="bias on the k projection, where it differs")
     out_bias: Flag | None = Field(None, description="bias on the output projection")
     causal: Annotated[
-        Literal["none", "top-left", "bottom-right", "true"] | None, BeforeValidator(_alignment)
+        Literal["none", "top-left", "bottom-right", "true"] | None,
+        BeforeValidator(
+            _alignment,
+            json_schema_input_type=Literal["none", "top-left", "bottom-right", "true"]
+            | bool
+            | None,
+        ),
     ] = Field(None, description="causal mask and its alignment when tokens != kv_tokens")
     window: Size | None = Field(
         None, description="sliding window: keys that one query sees, its own position included"
     )
     chunk: Size | None = Field(
-        None, description="chunked causal attention: a query sees its own chunk of so many positions"
+        None,
+        description="chunked causal attention: a query sees its own chunk of so many positions",
     )
     phase: Phase | None = Field(None, description="prefill, or decode: one token against a cache")
     qk_norm: QKNorm | None = Field(None, description="RMSNorm on queries and keys")

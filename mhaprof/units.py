@@ -62,3 +62,13 @@ def format_ratio(ratio: float) -> str:
 def format_percent(fraction: float) -> str:
     """Format a fraction as a percentage with two decimals (``0.59 %``)."""
     return f"{100 * fraction:.2f} %"
+
+
+def milliseconds(seconds: float) -> float:
+    """Return a duration in milliseconds."""
+    return seconds * 1e3
+
+
+def nanoseconds(seconds: float) -> float:
+    """Return a duration in nanoseconds."""
+    return seconds * 1e9

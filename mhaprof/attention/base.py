@@ -123,6 +123,17 @@ class Implementation(Protocol):
         ...
 
 
+def latent_dims(spec: AttentionSpec) -> tuple[int, int, int]:
+    """Return kv_lora_rank, qk_nope_head_dim and qk_rope_head_dim of a latent spec.
+
+    Raises TypeError for a spec that is not latent attention.
+    """
+    rank, nope, rope = spec.kv_lora_rank, spec.qk_nope_head_dim, spec.qk_rope_head_dim
+    if rank is None or nope is None or rope is None:
+        raise TypeError("not a latent attention spec")
+    return rank, nope, rope
+
+
 def output_shape(spec: AttentionSpec) -> tuple[int, int, int]:
     """Return the shape of the result: batch, tokens, and dim or heads * v_head_dim."""
     width = spec.dim if spec.out_proj else spec.heads * spec.v_head_dim
@@ -133,10 +144,8 @@ def input_shapes(spec: AttentionSpec) -> tuple[tuple[int, ...], ...]:
     """Return the shapes of the inputs, in the order of the table at the top."""
     x = (spec.batch, spec.tokens, spec.dim)
     if spec.is_latent and spec.phase == "decode":
-        assert spec.kv_lora_rank is not None
-        assert spec.qk_rope_head_dim is not None
-        width = spec.kv_lora_rank + spec.qk_rope_head_dim
-        return x, (spec.batch, spec.kv_tokens, width)
+        rank, _, rope = latent_dims(spec)
+        return x, (spec.batch, spec.kv_tokens, rank + rope)
     if spec.phase == "decode" or not spec.kv_proj:
         heads = (spec.batch, spec.kv_heads, spec.kv_tokens)
         return x, (*heads, spec.head_dim), (*heads, spec.v_head_dim)
@@ -232,10 +241,7 @@ def _projection_shapes(spec: AttentionSpec) -> dict[str, tuple[int, ...]]:
 
 def _latent_weight_shapes(spec: AttentionSpec) -> dict[str, tuple[int, ...]]:
     """Return the shapes of latent attention's projections and norms."""
-    rank, rope, nope = spec.kv_lora_rank, spec.qk_rope_head_dim, spec.qk_nope_head_dim
-    assert rank is not None
-    assert rope is not None
-    assert nope is not None
+    rank, nope, rope = latent_dims(spec)
     queries = spec.heads * spec.head_dim
     shapes: dict[str, tuple[int, ...]] = {}
     if spec.q_lora_rank is None:

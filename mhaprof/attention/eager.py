@@ -22,6 +22,8 @@ from mhaprof.spec import AttentionSpec
 class EagerCore(nn.Module):
     """softmax(Q K^T / sqrt(k)) V with the whole score matrix in memory."""
 
+    sinks: nn.Parameter | None
+
     def __init__(self, spec: AttentionSpec) -> None:
         super().__init__()
         self.kv_heads = core_kv_heads(spec)
@@ -38,7 +40,7 @@ class EagerCore(nn.Module):
         scores = (queries * self.scale).reshape(stacked) @ keys.transpose(-2, -1)
         sinks = None if self.sinks is None else self.sinks[:, None, None]
         weights = self.softmax(scores.reshape(batch, heads, tokens, -1), sinks)
-        context = weights.reshape(stacked) @ values
+        context: Tensor = weights.reshape(stacked) @ values
         return context.reshape(batch, heads, tokens, -1)
 
 

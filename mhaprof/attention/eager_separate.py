@@ -19,6 +19,8 @@ from mhaprof.spec import AttentionSpec
 class ExpandedCore(nn.Module):
     """softmax(Q K^T / sqrt(k)) V; shared key/value heads are repeated to every head."""
 
+    sinks: nn.Parameter | None
+
     def __init__(self, spec: AttentionSpec) -> None:
         super().__init__()
         self.group = spec.heads // spec.kv_heads

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from mhaprof.attention.base import latent_dims
 from mhaprof.attention.layers import (
     Linear,
     OutputStage,
@@ -35,7 +36,7 @@ class HeadwiseLinear(nn.Module):
         batch, heads, tokens, _ = x.shape
         stacked = x.transpose(0, 1).reshape(heads, batch * tokens, -1)
         product = torch.bmm(stacked, self.weight)
-        return product.unflatten(1, (batch, tokens)).transpose(0, 1)
+        return product.view(heads, batch, tokens, -1).transpose(0, 1)
 
 
 class LatentQuery(nn.Module):
@@ -83,11 +84,8 @@ class LatentAttention(OutputStage):
 
     def __init__(self, spec: AttentionSpec, core: nn.Module) -> None:
         super().__init__(spec)
-        rank, rope, nope = spec.kv_lora_rank, spec.qk_rope_head_dim, spec.qk_nope_head_dim
-        assert rank is not None
-        assert rope is not None
-        assert nope is not None
-        self.rank, self.rope, self.nope = rank, rope, nope
+        rank, nope, rope = latent_dims(spec)
+        self.rank, self.nope, self.rope = rank, nope, rope
         self.core = core
         self.q_proj = LatentQuery(spec)
         self.kv_down = Linear(spec.dim, rank + rope, bias=spec.qkv_bias)
@@ -114,13 +112,13 @@ class LatentAttention(OutputStage):
         latent: Tensor = self.kv_down(source)
         if self.spec.qk_norm != "latent":
             return latent
-        compressed, shared = latent.split((self.rank, self.rope), dim=-1)
+        compressed, shared = torch.split_with_sizes(latent, (self.rank, self.rope), dim=-1)
         return torch.cat([self.kv_norm(compressed), shared], dim=-1)
 
     def _expanded(self, queries: Tensor, latent: Tensor) -> Tensor:
         """Attend with keys and values raised from the latent, B x h x N x v."""
         heads = self.spec.heads
-        compressed, shared = latent.split((self.rank, self.rope), dim=-1)
+        compressed, shared = torch.split_with_sizes(latent, (self.rank, self.rope), dim=-1)
         raised = split_heads(self.k_proj(compressed), heads)
         keys = torch.cat([raised, shared[:, None].expand(-1, heads, -1, -1)], dim=-1)
         values = split_heads(self.v_proj(compressed), heads)
@@ -128,7 +126,7 @@ class LatentAttention(OutputStage):
 
     def _absorbed(self, queries: Tensor, latent: Tensor) -> Tensor:
         """Attend in the latent space, B x h x N x v."""
-        plain, rotated = queries.split((self.nope, self.rope), dim=-1)
+        plain, rotated = torch.split_with_sizes(queries, (self.nope, self.rope), dim=-1)
         carried = torch.cat([self.q_absorb(plain), rotated], dim=-1)
         keys = latent[:, None]
         context = self.core(carried, keys, keys[..., : self.rank])

@@ -53,9 +53,14 @@ def fill_linear(linear: nn.Linear, weights: Weights, name: str) -> None:
         fill(linear.bias, weights[f"b_{name}"])
 
 
+def separate(x: Tensor, heads: int) -> Tensor:
+    """Turn ... x (heads * width) into ... x heads x width, a view."""
+    return x.view(*x.shape[:-1], heads, -1)
+
+
 def split_heads(x: Tensor, heads: int) -> Tensor:
     """Turn B x N x (heads * width) into B x heads x N x width."""
-    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+    return separate(x, heads).transpose(1, 2)
 
 
 def write_last(cache: Tensor, new: Tensor) -> Tensor:
@@ -96,7 +101,7 @@ class OutputStage(nn.Module):
         heads = heads.transpose(1, 2)
         if self.spec.output_gate != "none":
             gate = torch.sigmoid(self.gate_proj(x))
-            heads = heads * gate.unflatten(-1, (self.spec.heads, -1))
+            heads = heads * separate(gate, self.spec.heads)
         joined = heads.flatten(2)
         return self.out_proj(joined) if self.spec.out_proj else joined
 
@@ -179,6 +184,10 @@ class FusedProjection(nn.Module):
     when only some have, each is a parameter of its own, added to its part.
     """
 
+    q_bias: nn.Parameter | None
+    k_bias: nn.Parameter | None
+    v_bias: nn.Parameter | None
+
     def __init__(self, spec: AttentionSpec) -> None:
         super().__init__()
         q, k = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
@@ -194,7 +203,8 @@ class FusedProjection(nn.Module):
     def forward(self, x: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return q of ``x``, k and v of ``context``: one product when they are the same."""
         if context is x:
-            q, k, v = functional.linear(x, self.weight, self.bias).split(self.widths, dim=-1)
+            together = functional.linear(x, self.weight, self.bias)
+            q, k, v = torch.split_with_sizes(together, self.widths, dim=-1)
         else:
             rows = self.widths[0]
             q_bias, kv_bias = (
@@ -202,7 +212,7 @@ class FusedProjection(nn.Module):
             )
             q = functional.linear(x, self.weight[:rows], q_bias)
             both = functional.linear(context, self.weight[rows:], kv_bias)
-            k, v = both.split(self.widths[1:], dim=-1)
+            k, v = torch.split_with_sizes(both, self.widths[1:], dim=-1)
         if self.bias is None and any(self.flags):
             q = q if self.q_bias is None else q + self.q_bias
             k = k if self.k_bias is None else k + self.k_bias

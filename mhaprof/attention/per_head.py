@@ -22,6 +22,8 @@ from mhaprof.spec import AttentionSpec
 class Head(nn.Module):
     """One query head: its own W^Q, gate and sink, over keys and values it is given."""
 
+    sink: nn.Parameter | None
+
     def __init__(self, spec: AttentionSpec, softmax: SoftmaxWeights) -> None:
         super().__init__()
         self.spec = spec

@@ -21,9 +21,9 @@ REJECTION_CODES: Mapping[str, str] = {
     "dtype_unsupported": "the device does not have the dtype",
     "gqa_unsupported": "it has one key/value head per query head",
     "head_dim_unsupported": "its head_dim is dim / heads",
+    "heads_unsupported": "it cannot have that many heads",
     "kv_proj_required": "it projects keys and values itself",
     "latent_unsupported": "it has no latent attention",
-    "mask_unsupported": "it takes no such mask",
     "not_checkable": "its weights cannot be set, so its result cannot be checked",
     "out_proj_required": "it has an output projection that cannot be left out",
     "output_gate_unsupported": "it has no output gate",
@@ -122,6 +122,11 @@ SOFTCAP = Limit(
     code="softcap_unsupported",
     reason="cannot cap the logits (softcap {spec.softcap})",
     applies=lambda spec: spec.softcap is not None,
+)
+ODD_HEADS = Limit(
+    code="heads_unsupported",
+    reason="exists for even numbers of heads alone (heads {spec.heads})",
+    applies=lambda spec: spec.heads % 2 == 1,
 )
 DECODE = Limit(
     code="decode_unsupported",

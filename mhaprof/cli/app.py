@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Sequence
@@ -57,16 +58,14 @@ def run(arguments: Sequence[str]) -> int:
         return code if isinstance(code, int) else EXIT_OK
     except typer.Exit as stop:
         return stop.exit_code
-    except typer.Abort:
-        return _failed(arguments, "interrupted", EXIT_INTERRUPTED)
-    except KeyboardInterrupt:
+    except (typer.Abort, KeyboardInterrupt):
         return _failed(arguments, "interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:
         _abandon_stdout()
         return EXIT_OK
     except MhaprofError as error:
         return _failed(arguments, str(error), error.exit_code)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  (a defect costs one line too)
         return _unexpected(arguments, error)
 
 
@@ -102,7 +101,7 @@ def _wants_json(arguments: Sequence[str]) -> bool:
     """Say whether stdout has to hold valid JSON even now."""
     if "--format=json" in arguments:
         return True
-    return any(pair == ("--format", "json") for pair in zip(arguments, arguments[1:], strict=False))
+    return ("--format", "json") in itertools.pairwise(arguments)
 
 
 def _abandon_stdout() -> None:

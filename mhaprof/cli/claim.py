@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from mhaprof import paper
+from mhaprof.cli.claim_times import add_times
 from mhaprof.cli.options import takes
 from mhaprof.cli.output import Output, OutputFlags, say
 from mhaprof.errors import EXIT_FINDING, EXIT_OK
@@ -53,7 +54,7 @@ def claim(
     disagree = any(row["status"] != "ok" for row in rows)
     notes = list(verdict.sentences)
     if latency:
-        notes += _add_times(rows, points, device=device)
+        notes += add_times(rows, points, device=device)
     for note in findings_notes(rows):
         say(note)
     out.emit(rows, [_view(rows, notes)], claim={"holds": verdict.holds and not disagree})

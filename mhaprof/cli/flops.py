@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
+from mhaprof.cli.exits import exit_code
+from mhaprof.cli.module import count_modules
 from mhaprof.cli.options import SpecFlags, takes
 from mhaprof.cli.output import Output, OutputFlags, say
-from mhaprof.cli.planning import Impossible, plan, points_of, reference_points
-from mhaprof.errors import EXIT_FINDING, EXIT_OK, EXIT_POINT_FAILED, UsageError
+from mhaprof.cli.planning import Impossible, plan, points_of, reference_points, versions_of
+from mhaprof.errors import UsageError
+from mhaprof.module_source import parse_kwargs, source_of
 from mhaprof.point import COUNTERS, DEFAULT_CACHE_DTYPE, count_point
-from mhaprof.records import Failed, Measured, Result
+from mhaprof.records import Result
+from mhaprof.report.explain import explain as explanation
 from mhaprof.report.tabular import row_of
 from mhaprof.report.view import View
 from mhaprof.report.views import breakdown_view, counts_view, findings_notes
@@ -25,14 +30,14 @@ DEFAULT_IMPLEMENTATIONS = ("eager",)
 @takes(given=SpecFlags, out=OutputFlags)
 def flops(
     config: Annotated[
-        Optional[Path], typer.Argument(help="YAML file of points and sweeps", metavar="[CONFIG]")
+        Path | None, typer.Argument(help="YAML file of points and sweeps", metavar="[CONFIG]")
     ] = None,
     impl: Annotated[
-        Optional[list[str]],
+        list[str] | None,
         typer.Option(help="implementation to count (repeatable)", show_default="eager"),
     ] = None,
     counter: Annotated[
-        Optional[list[str]],
+        list[str] | None,
         typer.Option(
             help="counter to use (repeatable); closed-form alone imports no torch",
             metavar="|".join(COUNTERS),
@@ -57,6 +62,37 @@ def flops(
             metavar="|".join(DTYPE_BYTES),
         ),
     ] = DEFAULT_CACHE_DTYPE,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="show the formula with its numbers in it")
+    ] = False,
+    module: Annotated[
+        str | None,
+        typer.Option(
+            help="count this module of yours instead (its code is imported)",
+            metavar="PACKAGE.MODULE:CLASS",
+            rich_help_panel="Your own module",
+        ),
+    ] = None,
+    kwargs: Annotated[
+        str,
+        typer.Option(
+            help="its constructor's arguments, a JSON object",
+            metavar="JSON",
+            rich_help_panel="Your own module",
+        ),
+    ] = "{}",
+    input: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="shape of an input (repeatable), 2x128x64 or 2x128:int64",
+            metavar="SHAPE",
+            rich_help_panel="Your own module",
+        ),
+    ] = None,
+    allow_import: Annotated[
+        bool,
+        typer.Option("--allow-import", help="let CONFIG or --impl name code to import"),
+    ] = False,
     *,
     given: dict[str, list[object]],
     out: Output,
@@ -69,27 +105,48 @@ def flops(
     counters = _checked_counters(counter)
     if cache_dtype not in DTYPE_BYTES:
         raise UsageError(f"--cache-dtype {cache_dtype!r} is not one of {', '.join(DTYPE_BYTES)}")
-    planned = plan(config, given)
+    if module is not None:
+        if config is not None or given or impl:
+            raise UsageError("--module counts that module alone; drop the file and other flags")
+        source = source_of(module, parse_kwargs(kwargs), input or ())
+        return count_modules([(module, source)], counters=counters, backward=backward, out=out)
+    planned = plan(config, given, allow_import=allow_import)
     implementations = tuple(impl or DEFAULT_IMPLEMENTATIONS)
+    versions = versions_of(planned, implementations, allow_import=allow_import)
+    measure = functools.partial(
+        count_point,
+        counters=counters,
+        backward=backward,
+        cache_dtype=cache_dtype,
+        allow_import=allow_import,
+    )
     results: list[Result] = []
     if reference:
         results += [
-            count_point(point, counters=counters, backward=backward, cache_dtype=cache_dtype)
+            measure(point)
             for point in reference_points(p for p in planned if not isinstance(p, Impossible))
         ]
     for entry in planned:
         if isinstance(entry, Impossible):
             results += [entry.result(name) for name in entry.implementations or implementations]
             continue
-        for point in points_of(entry, implementations):
-            results.append(
-                count_point(point, counters=counters, backward=backward, cache_dtype=cache_dtype)
-            )
+        for point in points_of(entry, implementations, versions):
+            results.append(measure(point))
     rows = [row_of(result) for result in results]
     if not reference:
         for row in rows:
             row["ratio_to_reference"] = None
-    out.emit(rows, _views(rows, breakdown=breakdown))
+    explained = {
+        entry.name: explanation(entry.spec)
+        for entry in planned
+        if explain and not isinstance(entry, Impossible)
+    }
+    out.emit(
+        rows,
+        _views(rows, breakdown=breakdown),
+        texts=list(explained.values()),
+        **({"explanations": explained} if explain else {}),
+    )
     for note in findings_notes(rows):
         say(note)
     return exit_code(results)
@@ -107,21 +164,3 @@ def _checked_counters(given: Sequence[str] | None) -> tuple[str, ...]:
         if name not in COUNTERS:
             raise UsageError(f"--counter {name!r} is not one of {', '.join(COUNTERS)}")
     return tuple(given or COUNTERS)
-
-
-def exit_code(results: Sequence[Result]) -> int:
-    """Return 1 for a blocking finding, 4 when a point failed or none was measured."""
-    outcomes = [result.outcome for result in results if result.point.role == "point"]
-    everything = [result.outcome for result in results]
-    if any(isinstance(outcome, Failed) for outcome in everything):
-        return EXIT_POINT_FAILED
-    if any(
-        finding.blocking
-        for outcome in everything
-        if isinstance(outcome, Measured)
-        for finding in outcome.findings
-    ):
-        return EXIT_FINDING
-    if outcomes and not any(isinstance(outcome, Measured) for outcome in outcomes):
-        return EXIT_POINT_FAILED
-    return EXIT_OK

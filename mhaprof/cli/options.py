@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Optional, Protocol, get_args
+from typing import Annotated, Any, Protocol, get_args
 
 import typer
 
@@ -104,8 +104,8 @@ def _spec_option(name: str) -> inspect.Parameter:
     extra: dict[str, Any] = {"show_default": str(default), "rich_help_panel": "Attention"}
     help_text = field.description or ""
     if _is_flag(name):
-        return option(name, Optional[bool], f"--{dashed}/--no-{dashed}", help=help_text, **extra)
-    return option(name, Optional[str], help=help_text, metavar=_metavar(name), **extra)
+        return option(name, bool | None, f"--{dashed}/--no-{dashed}", help=help_text, **extra)
+    return option(name, str | None, help=help_text, metavar=_metavar(name), **extra)
 
 
 def _options_of(name: str) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from mhaprof.cli.options import option
 from mhaprof.errors import UsageError
@@ -36,23 +36,34 @@ class Output:
     format: str
     path: Path | None
 
-    def emit(self, rows: Sequence[Row], views: Sequence[View], **extra: Any) -> None:
+    def emit(
+        self,
+        rows: Sequence[Row],
+        views: Sequence[View],
+        *,
+        texts: Sequence[str] = (),
+        **extra: Any,
+    ) -> None:
         """Write the rows (json, csv) or the views (table, markdown).
 
-        ``extra`` goes into the JSON document beside the rows.
+        ``texts`` are fixed-width texts below the tables; ``extra`` goes into the JSON
+        document beside the rows.
         """
         if self.format == "json":
             self.write(tabular.to_json(rows, **extra))
         elif self.format == "csv":
             self.write(tabular.to_csv(rows))
         elif self.format == "markdown":
-            self.write("\n".join(markdown.render(view) for view in views))
+            blocks = [markdown.render(view) for view in views]
+            self.write("\n".join([*blocks, *(f"```text\n{text}```\n" for text in texts)]))
         elif self.path is None:
             console = table.plain_console()
             for view in views:
                 table.render(view, console)
+            for text in texts:
+                sys.stdout.write("\n" + text)
         else:
-            self.write(_drawn(views))
+            self.write("\n".join([_drawn(views), *texts]))
 
     def write(self, text: str) -> None:
         """Write text to the file, atomically, or to stdout.
@@ -123,7 +134,7 @@ class _OutputFlags:
             ),
             option(
                 "output",
-                Optional[Path],
+                Path | None,
                 "--output",
                 "-o",
                 help="write to this file, atomically, instead of standard output",
@@ -144,14 +155,12 @@ class _OutputFlags:
 OutputFlags = _OutputFlags()
 
 
-def check_writable(path: Path) -> None:
+def check_writable(path: Path, *, flag: str = "--output") -> None:
     """Raise UsageError when a file cannot be created there, before anything is measured."""
     folder = path.parent
     if path.is_dir():
-        raise UsageError(f"--output {path} is a directory; give a file name in it")
+        raise UsageError(f"{flag} {path} is a directory; give a file name in it")
     if not folder.is_dir():
-        raise UsageError(f"--output {path}: the directory {folder} does not exist; create it")
+        raise UsageError(f"{flag} {path}: the directory {folder} does not exist; create it")
     if not os.access(folder, os.W_OK):
-        raise UsageError(f"--output {path}: the directory {folder} is not writable")
-
-
+        raise UsageError(f"{flag} {path}: the directory {folder} is not writable")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mhaprof import attention
 from mhaprof.errors import SpecError
 from mhaprof.records import ImpossiblePoint, Point, Result, Settings, Skipped
 from mhaprof.spec import AttentionSpec
@@ -79,8 +80,22 @@ def _worded(value: object) -> str:
     return "none" if value is None else str(value)
 
 
+def versions_of(
+    planned: Iterable[Planned | Impossible], asked: Sequence[str], *, allow_import: bool
+) -> dict[str, int]:
+    """Return the version of every implementation that is asked for.
+
+    Raises UsageError for an unknown name before anything is measured.
+    """
+    names = dict.fromkeys(name for entry in planned for name in entry.implementations or asked)
+    return {name: attention.get(name, allow_import=allow_import).version for name in names}
+
+
 def points_of(
-    planned: Planned, implementations: Sequence[str], settings: Settings | None = None
+    planned: Planned,
+    implementations: Sequence[str],
+    versions: Mapping[str, int],
+    settings: Settings | None = None,
 ) -> list[Point]:
     """Return one point per implementation."""
     return [
@@ -88,6 +103,7 @@ def points_of(
             name=planned.name,
             spec=planned.spec,
             implementation=name,
+            implementation_version=versions[name],
             settings=settings or Settings(),
         )
         for name in planned.implementations or implementations
@@ -117,7 +133,7 @@ def _reference_name(spec: AttentionSpec) -> str:
 
 
 def plan(
-    config: Path | None, given: Mapping[str, Sequence[object]]
+    config: Path | None, given: Mapping[str, Sequence[object]], *, allow_import: bool = False
 ) -> list[Planned | Impossible]:
     """Plan what a file, flags, or both ask for; flags win over the file."""
     if config is None:

@@ -151,11 +151,9 @@ def cgroup_folders(root: Path, *, controller: str) -> list[Path]:
         _, controllers, path = line.split(":", 2)
         if controller in controllers.split(","):
             base = root / "sys/fs/cgroup"
-            if controller:
-                base = next(
-                    (base / name for name in (controllers, controller) if (base / name).is_dir()),
-                    base / controller,
-                )
+            # Mounted by v1 under the controllers' names, in a hybrid v2 under ``unified``.
+            mounts = (controllers, controller) if controller else ("unified",)
+            base = next((base / name for name in mounts if (base / name).is_dir()), base)
             own = base / path.lstrip("/")
             # Inside a container the path names a folder that only the host sees.
             folders = [own, *own.parents] if own.is_dir() else [base]
@@ -211,7 +209,7 @@ def make_timer(device: str, *, cache: Cache) -> WallTimer | EventTimer:
     if kind == "cuda":
         return EventTimer(
             name="cuda-events",
-            event=lambda: torch.cuda.Event(enable_timing=True),
+            event=lambda: torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
             synchronize=torch.cuda.synchronize,
             flush=flush,
         )

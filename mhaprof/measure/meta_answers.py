@@ -22,6 +22,11 @@ import torch
 Rule = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 Plan = Callable[[tuple[Any, ...], dict[str, Any]], "tuple[list[int], torch.dtype, bool] | None"]
 
+
+class DataDependent(Exception):
+    """Say that ``forward`` asked for the value of a tensor that has only a shape."""
+
+
 _aten = torch.ops.aten
 _PROXY_CACHE_LIMIT = 4096
 _PROXY_MAX_DIM = 8
@@ -35,9 +40,7 @@ def meta_tensor(size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 def twin(tensor: torch.Tensor) -> torch.Tensor:
     """Return a meta tensor of the same size, strides and dtype."""
-    return torch.empty_strided(
-        tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta"
-    )
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 def broadcast(sizes: Sequence[Sequence[int]]) -> list[int] | None:
@@ -183,9 +186,7 @@ def _ask_proxy(
         return None
     state = torch.random.get_rng_state() if _draws(func) else None
     try:
-        result = func(
-            *[_proxy(arg) for arg in args], **{k: _proxy(v) for k, v in kwargs.items()}
-        )
+        result = func(*[_proxy(arg) for arg in args], **{k: _proxy(v) for k, v in kwargs.items()})
     except Exception:  # noqa: BLE001  (torch's own meta kernel then says what is wrong)
         return None
     finally:
@@ -332,6 +333,41 @@ def _embedding(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return meta_tensor((*indices.shape, weight.shape[1]), weight.dtype)
 
 
+def _convolution(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Answer ``convolution`` and ``_convolution`` of batched, contiguous operands."""
+    x, weight, bias, stride, padding, dilation, transposed, output_padding, groups = args[:9]
+    rank = x.dim() - 2
+    if kwargs or rank < 1 or weight.dim() != x.dim() or not _fits(x, weight):
+        return NotImplemented
+    if not (x.is_contiguous() and weight.is_contiguous()):
+        return NotImplemented
+    inside = weight.shape[0] if transposed else weight.shape[1] * groups
+    channels = weight.shape[1] * groups if transposed else weight.shape[0]
+    if x.shape[1] != inside or (bias is not None and list(bias.shape) != [channels]):
+        return NotImplemented
+    places = [
+        _places(x.shape[2 + i], weight.shape[2 + i], transposed, values)
+        for i, values in enumerate(
+            zip(*(_each(v, rank) for v in (stride, padding, dilation, output_padding)), strict=True)
+        )
+    ]
+    if min(places) < 1:
+        return NotImplemented
+    return meta_tensor((x.shape[0], channels, *places), x.dtype)
+
+
+def _each(values: Sequence[int], rank: int) -> Sequence[int]:
+    return list(values) * rank if len(values) == 1 else values
+
+
+def _places(length: int, kernel: int, transposed: bool, values: Sequence[int]) -> int:
+    stride, padding, dilation, output_padding = values
+    reach = dilation * (kernel - 1)
+    if transposed:
+        return (length - 1) * stride - 2 * padding + reach + output_padding + 1
+    return (length + 2 * padding - reach - 1) // stride + 1
+
+
 def _new(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs.get("layout") not in (None, torch.strided):
         return NotImplemented
@@ -344,6 +380,42 @@ def _repeat(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     size = [1] * (len(repeats) - x.dim()) + list(x.shape)
     return meta_tensor([a * b for a, b in zip(size, repeats, strict=True)], x.dtype)
+
+
+def _index(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Refuse selection by a mask: how much it selects depends on values."""
+    for index in args[1]:
+        if isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8):
+            raise DataDependent("indexing by a mask")
+    return NotImplemented
+
+
+# What the backward pass needs.
+
+
+def _softmax_backward(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    gradient, result = args[:2]
+    if gradient.shape != result.shape or args[3] != gradient.dtype:
+        return NotImplemented
+    return meta_tensor(gradient.shape, gradient.dtype)
+
+
+def _fused_attention(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Answer (result B x h x N x v, logsumexp, seed, offset); the result lies as B x N x h x v."""
+    query, key, value = args[:3]
+    if any(t.dim() != 4 for t in (query, key, value)) or key.shape[2] != value.shape[2]:
+        return NotImplemented
+    batch, heads, tokens, _ = query.shape
+    result = meta_tensor((batch, tokens, heads, value.shape[3]), query.dtype).transpose(1, 2)
+    seeds = (meta_tensor((), torch.int64) for _ in range(2))
+    return result, meta_tensor((batch, heads, tokens), torch.float32), *seeds
+
+
+def _fused_attention_backward(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Answer the gradients of query, key and value, and none of a bias."""
+    if args[4] is not None:
+        return NotImplemented
+    return *(meta_tensor(tensor.shape, tensor.dtype) for tensor in args[1:4]), None
 
 
 _SAME_SIZE = (
@@ -388,7 +460,6 @@ _REDUCTIONS = (
     _aten.all.default,
     _aten.all.dim,
     _aten.logsumexp.default,
-    _aten.linalg_vector_norm.default,
 )
 
 ANSWERS: dict[Any, Rule] = {
@@ -410,6 +481,12 @@ ANSWERS: dict[Any, Rule] = {
     _aten.new_ones.default: _new,
     _aten.new_full.default: _new,
     _aten.repeat.default: _repeat,
+    _aten.convolution.default: _convolution,
+    _aten._convolution.default: _convolution,
+    _aten._softmax_backward_data.default: _softmax_backward,
+    _aten._scaled_dot_product_efficient_attention.default: _fused_attention,
+    _aten._scaled_dot_product_efficient_attention_backward.default: _fused_attention_backward,
+    _aten.index.Tensor: _index,
 }
 """Operator -> rule, beside the elementwise operators, which torch tags."""
 
@@ -459,9 +536,7 @@ def _randint(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 FACTORIES: dict[Any, Plan] = {
-    **dict.fromkeys(
-        (_aten.ones.default, _aten.zeros.default, _aten.empty.memory_format), _sized
-    ),
+    **dict.fromkeys((_aten.ones.default, _aten.zeros.default, _aten.empty.memory_format), _sized),
     **dict.fromkeys((_aten.rand.default, _aten.randn.default), _random),
     **dict.fromkeys((_aten.randint.default, _aten.randint.low), _randint),
     **dict.fromkeys((_aten.arange.default, _aten.arange.start, _aten.arange.start_step), _arange),

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,12 +24,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mhaprof.measure.meta_answers import (
     ANSWERS,
     FACTORIES,
+    DataDependent,
+    Rule,
     broadcast,
     is_pointwise,
     meta_tensor,
     pointwise,
     twin,
 )
+from mhaprof.measure.silent_ops import is_silent
 
 REAL_CONSTANT_LIMIT = 4096
 """Elements up to which an integer constant made in ``forward`` keeps its values."""
@@ -37,11 +41,12 @@ REAL_OPERAND_LIMIT = 65536
 """Elements up to which an operator on real constants alone is computed for real."""
 
 
-class DataDependent(Exception):
-    """Say that ``forward`` asked for the value of a tensor that has only a shape."""
-
-
 _aten = torch.ops.aten
+_TRACER = torch._C._dispatch_key_parse("Tracer")
+_set_state = torch._C._set_tracing_state
+_is_included = torch._C._dispatch_tls_is_dispatch_key_included
+_include_key = torch._C._dispatch_tls_set_dispatch_key_included
+_exclude_key = torch._C._dispatch_tls_set_dispatch_key_excluded
 _NEEDS_VALUES = {
     _aten._local_scalar_dense.default: "item()",
     _aten.nonzero.default: "nonzero()",
@@ -53,9 +58,9 @@ _NEEDS_VALUES = {
 
 
 class MetaMode(TorchDispatchMode):
-    """Answer operators on meta tensors and remember those that were left to torch.
+    """Answer operators on meta tensors and remember those that do real work.
 
-    ``leaves`` counts the operators (overload packets) not answered here: whoever
+    ``leaves`` counts the operators run that are not silent (``silent_ops.py``): whoever
     counts compares them with what it knows.
     """
 
@@ -65,56 +70,131 @@ class MetaMode(TorchDispatchMode):
         super().__init__()
         self.leaves: Counter[Any] = Counter()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Keep torch from wrapping this class, which would import torch._dynamo at first use."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        state = torch._C._get_tracing_state()
+        if state is None:
+            return self._dispatch(func, args, kwargs)
+        pending = _is_included(_TRACER)
+        if pending and func is _aten.convolution.default:
+            return self._recorded_convolution(args, kwargs)
+        with _untraced(state, pending):
+            return self._dispatch(func, args, kwargs)
+
+    def _recorded_convolution(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call ``_convolution``: the tracer records that one, not ``convolution``."""
+        _exclude_key(_TRACER, False)
+        try:
+            with self:
+                return _aten._convolution.default(*args, False, False, False, False, **kwargs)
+        finally:
+            _exclude_key(_TRACER, True)
+
+    def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         is_meta, real = _kinds(args, kwargs)
-        if not is_meta and not real:
-            return self._factory(func, args, kwargs)
-        if not is_meta and not _too_large(func, real):
-            return self._on_real(func, args, kwargs)
+        if not is_meta:
+            if not real:
+                return _factory(func, args, kwargs)
+            if not _too_large(func, real):
+                return func(*args, **kwargs)
+        route = _ROUTES.get(func)
+        if route is None:
+            route = _ROUTES[func] = _Route.of(func)
         if real:
-            replaced = _unwritable(func, args)
-            if replaced is not None:
-                return replaced
-            args = tuple(_to_meta(arg) for arg in args)
+            if route.writes_first and not args[0].is_meta:
+                return args[0]
+            args = tuple([_to_meta(arg) for arg in args])
             kwargs = {name: _to_meta(value) for name, value in kwargs.items()}
-        if func in _NEEDS_VALUES:
-            raise DataDependent(_NEEDS_VALUES[func])
-        answer = ANSWERS.get(func)
-        if answer is None and is_pointwise(func):
-            answer = pointwise
-        if answer is not None:
-            result = answer(func, args, kwargs)
+        if route.noted:
+            self.leaves[func] += 1
+        if route.answer is not None:
+            result = route.answer(func, args, kwargs)
             if result is not NotImplemented:
-                if answer is not pointwise:
-                    self._note(func)
                 return result
-        self._note(func)
         return func(*args, **kwargs)
 
-    def _note(self, func: Any) -> None:
-        self.leaves[getattr(func, "_overloadpacket", func)] += 1
 
-    def _factory(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Make a constant: real when it is small and integer, else meta."""
-        plan = FACTORIES.get(func)
-        planned = None if plan is None else plan(args, kwargs)
-        if planned is None:
-            return func(*args, **kwargs)
-        size, dtype, keeps_values = planned
-        device = kwargs.get("device")
-        on_meta = device is not None and torch.device(device).type == "meta"
-        elements = _product(size)
-        small = elements <= (1 if dtype.is_floating_point else REAL_CONSTANT_LIMIT)
-        if keeps_values and small and not on_meta:
-            return func(*args, **kwargs)
-        return meta_tensor(size, dtype)
+class _untraced:  # noqa: N801  (a context manager; a generator would cost twice the time)
+    """Pause torch.jit's tracing: inside it, ``tensor.shape`` holds tensors, not numbers.
 
-    def _on_real(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Compute on small real constants, unless they are sent to the meta device."""
+    A dispatch mode runs with the tracer's dispatch key excluded, and the key is included
+    (``pending``) only where the operator is not recorded yet; both are put back.
+    """
+
+    __slots__ = ("_pending", "_state")
+
+    def __init__(self, state: Any, pending: bool) -> None:
+        self._state = state
+        self._pending = pending
+
+    def __enter__(self) -> None:
+        _exclude_key(_TRACER, False)
+        _set_state(None)
+
+    def __exit__(self, *error: object) -> None:
+        _set_state(self._state)
+        _include_key(_TRACER, self._pending)
+        _exclude_key(_TRACER, True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    """What to do with an operator, found once.
+
+    ``writes_first`` marks operators that write into their first argument: meta values
+    cannot go into a real constant, so it is returned as it is.  Its shape is what
+    counts; its values are then no longer those of the module.
+    """
+
+    answer: Rule | None
+    noted: bool
+    writes_first: bool
+
+    @classmethod
+    def of(cls, func: Any) -> _Route:
+        answer = ANSWERS.get(func)
+        if func in _NEEDS_VALUES:
+            answer = _refuse
+        elif answer is None and is_pointwise(func):
+            answer = pointwise
+        schema = getattr(func, "_schema", None)
+        writes = schema is not None and schema.is_mutable and schema.name.endswith("_")
+        return cls(answer=answer, noted=not is_silent(kind_of(func)), writes_first=writes)
+
+
+_ROUTES: dict[Any, _Route] = {}
+
+
+def kind_of(func: Any) -> str:
+    """Return an operator's name as in a trace (``aten::mm``)."""
+    return str(func.name()).partition(".")[0]
+
+
+def _refuse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    raise DataDependent(_NEEDS_VALUES[func])
+
+
+def _factory(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Make a constant: real when it is small and integer, else meta."""
+    plan = FACTORIES.get(func)
+    planned = None if plan is None else plan(args, kwargs)
+    if planned is None:
         return func(*args, **kwargs)
+    size, dtype, keeps_values = planned
+    device = kwargs.get("device")
+    on_meta = device is not None and torch.device(device).type == "meta"
+    elements = _product(size)
+    small = elements <= (1 if dtype.is_floating_point else REAL_CONSTANT_LIMIT)
+    if keeps_values and small and not on_meta:
+        return func(*args, **kwargs)
+    return meta_tensor(size, dtype)
 
 
 def _kinds(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[bool, list[torch.Tensor]]:
@@ -148,9 +228,10 @@ def _to_meta(value: Any) -> Any:
 
 def _too_large(func: Any, real: list[torch.Tensor]) -> bool:
     """Tell whether computing ``func`` on these real tensors could cost memory or time."""
-    if any(tensor.numel() > REAL_OPERAND_LIMIT for tensor in real):
-        return not _is_view(func)
-    if len(real) > 1 and is_pointwise(func):
+    for tensor in real:
+        if tensor.dim() and tensor.numel() > REAL_OPERAND_LIMIT:
+            return not _is_view(func)
+    if len(real) > 1 and real[0].dim() and is_pointwise(func):
         size = broadcast([tensor.shape for tensor in real])
         return size is not None and _product(size) > REAL_OPERAND_LIMIT
     return False
@@ -162,19 +243,6 @@ def _is_view(func: Any) -> bool:
     if schema is None:
         return False
     return any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
-
-
-def _unwritable(func: Any, args: tuple[Any, ...]) -> Any:
-    """Return the target when meta values would be written into a real constant.
-
-    Its shape is what counts; its values are then no longer those of the module.
-    """
-    if not args or not isinstance(args[0], torch.Tensor) or args[0].is_meta:
-        return None
-    schema = getattr(func, "_schema", None)
-    if schema is None or not schema.is_mutable or not schema.name.endswith("_"):
-        return None
-    return args[0]
 
 
 def _product(size: Sequence[int]) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from mhaprof import stats
 from mhaprof.measure.timers import Batch, Call, Timer
+from mhaprof.units import format_percent, format_seconds
 
 BATCH_S = 0.05
 """Length of a batch, in seconds: how often the stop rule and the progress look."""
@@ -176,9 +177,24 @@ def is_converged(samples_s: list[float], rule: StopRule) -> bool:
     precision = stats.summarize(samples_s).precision
     if precision is None or precision > rule.precision:
         return False
+    return _agree(*_half_medians(samples_s), 2 * rule.precision)
+
+
+def why_not_converged(samples_s: list[float], rule: StopRule) -> str:
+    """Say in a sentence what the samples lack of ``rule``."""
+    if len(samples_s) < rule.min_samples:
+        return f"{len(samples_s)} samples in the time limit, {rule.min_samples} are needed"
+    precision = stats.summarize(samples_s).precision
+    if precision is None or precision > rule.precision:
+        known = "unknown" if precision is None else format_percent(precision)
+        return f"precision {known} in the time limit, {format_percent(rule.precision)} was asked"
+    first, second = map(format_seconds, _half_medians(samples_s))
+    return f"the times drifted: median {first} in the first half, {second} in the second"
+
+
+def _half_medians(samples_s: list[float]) -> tuple[float, float]:
     middle = len(samples_s) // 2
-    first, second = stats.median(samples_s[:middle]), stats.median(samples_s[middle:])
-    return _agree(first, second, 2 * rule.precision)
+    return stats.median(samples_s[:middle]), stats.median(samples_s[middle:])
 
 
 def _finished(times: list[float], elapsed: float, rule: StopRule) -> bool:

@@ -9,6 +9,7 @@ thought of is named in the row.  torch's own tags decide where they exist
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 
 import torch
@@ -47,6 +48,7 @@ _SILENT_NAMES = frozenset(
     _unique _unique2 argsort argwhere bucketize embedding embedding_renorm gather index_add index_copy index_fill
     index_put index_reduce index_select kthvalue masked_select mode msort multinomial nonzero nonzero_numpy nonzero_static
     one_hot put scatter scatter_add scatter_reduce searchsorted sort take take_along_dim topk
+    embedding_dense slice select diagonal unfold trace value_selecting_reduction
     unique_consecutive unique_dim unique_dim_consecutive _embedding_bag _embedding_bag_forward_only embedding_bag
     bincount histc"""
     # Reductions and scans of one addition an element.
@@ -84,12 +86,17 @@ _SILENT_NAMES = frozenset(
 )
 
 
+_BACKWARD = re.compile(r"_(double_)?backward(_data)?$")
+"""The backward of a silent operator is silent."""
+
+
 @lru_cache(maxsize=4096)
 def is_silent(kind: str) -> bool:
     """Tell whether operator ``kind`` (``aten::softmax``) does no matmul-class work."""
     namespace, _, name = kind.partition("::")
     if namespace != "aten":
         return False
+    name = _BACKWARD.sub("", name)
     if name in _SILENT_NAMES or name.rstrip("_") in _SILENT_NAMES:
         return True
     return _is_tagged_silent(name)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from mhaprof.records import Cache
 
@@ -70,7 +70,7 @@ class Event(Protocol):
         """Enqueue the timestamp on the current stream."""
         ...
 
-    def elapsed_time(self, end_event: Event, /) -> float:
+    def elapsed_time(self, end_event: Any, /) -> float:
         """Return milliseconds from this event to ``end_event``."""
         ...
 

@@ -116,9 +116,7 @@ def row_of(result: Result, *, latency: bool = False) -> Row:
     row.update(
         name=point.name, role=point.role, implementation=point.implementation, status=outcome.status
     )
-    row.update(
-        point.given if isinstance(point, ImpossiblePoint) else point.spec.model_dump()
-    )
+    row.update(point.given if isinstance(point, ImpossiblePoint) else point.spec.model_dump())
     if isinstance(outcome, Skipped | Failed):
         row.update(reason=outcome.code, message=outcome.message)
         if latency and isinstance(point, Point):
@@ -199,9 +197,7 @@ def _add_latency(row: Row, latency: Latency, counts: Counts | None) -> None:
     medians = latency.replicate_medians_s
     if medians:
         middle = sorted(medians)[len(medians) // 2]
-        row.update(
-            replicates=len(medians), replicate_spread=(max(medians) - min(medians)) / middle
-        )
+        row.update(replicates=len(medians), replicate_spread=(max(medians) - min(medians)) / middle)
     if counts is not None:
         flops, exact = timed_flops(latency.mode, counts)
         row["tflops_per_s"] = tflops_per_s(flops, summary.median)

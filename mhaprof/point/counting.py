@@ -1,63 +1,20 @@
-"""Measure one point: the only module that joins attention and measure."""
+"""Count one point: fvcore, torch and the closed form side by side."""
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from mhaprof import formulas
-from mhaprof.errors import MhaprofError, Unavailable
-from mhaprof.records import Counts, Failed, Finding, Measured, Outcome, Point, Result, Skipped
+from mhaprof.point.boundary import guarded
+from mhaprof.point.options import COUNTERS, DEFAULT_CACHE_DTYPE
+from mhaprof.records import Counts, Finding, Measured, Point, Result, Skipped
 from mhaprof.spec import AttentionSpec
 from mhaprof.units import DTYPE_BYTES, flops_of
 
 if TYPE_CHECKING:
     from mhaprof.attention.base import Implementation
     from mhaprof.measure.flops import ModuleFlops
-
-COUNTERS = ("fvcore", "torch", "closed-form")
-"""All counters; by default all three count and must agree."""
-
-DEFAULT_CACHE_DTYPE = "bfloat16"
-"""The dtype in which caches and bytes moved are counted unless told otherwise."""
-
-
-def reference_macs(spec: AttentionSpec) -> int:
-    """Return the MACs of the reference row: one full head without W_O."""
-    return formulas.total_macs(spec.reference())
-
-
-def guarded(point: Point, measure: Callable[[], Outcome]) -> Result:
-    """Run one measurement; whatever breaks in it becomes that point's outcome.
-
-    This is the one place where every exception is caught, so that one broken point
-    never costs the others.  ``KeyboardInterrupt`` passes.
-    """
-    try:
-        outcome = measure()
-    except Unavailable as error:
-        outcome = Skipped(code=error.code, message=str(error))
-    except MhaprofError as error:
-        outcome = Failed(code="refused", message=str(error))
-    except Exception as error:  # noqa: BLE001  (the point boundary)
-        outcome = Failed(
-            code=_code_of(error),
-            message=f"{type(error).__name__}: {_first_line(error)}",
-            traceback=traceback.format_exc(),
-        )
-    return Result(point=point, outcome=outcome, reference_macs=reference_macs(point.spec))
-
-
-def _code_of(error: Exception) -> str:
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return "out_of_memory"
-    return "error"
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else "no message"
 
 
 def count_point(
@@ -66,6 +23,7 @@ def count_point(
     counters: Collection[str] = COUNTERS,
     backward: bool = False,
     cache_dtype: str = DEFAULT_CACHE_DTYPE,
+    allow_import: bool = False,
 ) -> Result:
     """Count one point with the counters asked for, on meta tensors.
 
@@ -74,13 +32,25 @@ def count_point(
     """
     return guarded(
         point,
-        lambda: _count(point, counters=counters, backward=backward, cache_dtype=cache_dtype),
+        lambda: count(
+            point,
+            counters=counters,
+            backward=backward,
+            cache_dtype=cache_dtype,
+            allow_import=allow_import,
+        ),
     )
 
 
-def _count(
-    point: Point, *, counters: Collection[str], backward: bool, cache_dtype: str
-) -> Outcome:
+def count(
+    point: Point,
+    *,
+    counters: Collection[str] = COUNTERS,
+    backward: bool = False,
+    cache_dtype: str = DEFAULT_CACHE_DTYPE,
+    allow_import: bool = False,
+) -> Measured | Skipped:
+    """Count one point as ``count_point`` does; what breaks is raised."""
     spec = point.spec
     tracers = [name for name in ("fvcore", "torch") if name in counters]
     traced: ModuleFlops | None = None
@@ -89,16 +59,14 @@ def _count(
     if tracers or point.implementation != "eager":
         from mhaprof import attention
 
-        implementation = attention.get(point.implementation)
+        implementation = attention.get(point.implementation, allow_import=allow_import)
         fused = implementation.fused
         rejection = implementation.rejects(spec, device="meta", dtype="float32")
         if rejection is not None:
             return Skipped(code=rejection.code, message=rejection.message)
         if implementation.counter_note is not None:
             tracers = []
-            findings.append(
-                Finding(code="closed_form_only", message=implementation.counter_note)
-            )
+            findings.append(Finding(code="closed_form_only", message=implementation.counter_note))
         if tracers:
             traced = trace(implementation, spec, counters=tracers, backward=backward)
     counts, found = _joined(

@@ -1,0 +1,149 @@
+"""The Python API: counting and timing, the same code that the command line runs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+from mhaprof.errors import MhaprofError, Unavailable, UsageError
+from mhaprof.point import COUNTERS, DEFAULT_CACHE_DTYPE, MeasureOptions, count_point, measure_point
+from mhaprof.records import (
+    Counts,
+    Dtype,
+    Failed,
+    Latency,
+    Measured,
+    Point,
+    Result,
+    Settings,
+    Skipped,
+)
+from mhaprof.spec import AttentionSpec
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from mhaprof.measure.flops import ModuleFlops
+
+
+@overload
+def count_flops(
+    subject: AttentionSpec,
+    *,
+    implementation: str = ...,
+    counters: Collection[str] = ...,
+    backward: bool = ...,
+    cache_dtype: str = ...,
+) -> Counts: ...
+
+
+@overload
+def count_flops(
+    subject: nn.Module,
+    inputs: Sequence[Any],
+    *,
+    kwargs: Mapping[str, Any] | None = ...,
+    counters: Collection[str] = ...,
+    backward: bool = ...,
+) -> ModuleFlops: ...
+
+
+def count_flops(
+    subject: AttentionSpec | nn.Module,
+    inputs: Sequence[Any] | None = None,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    implementation: str = "eager",
+    counters: Collection[str] = COUNTERS,
+    backward: bool = False,
+    cache_dtype: str = DEFAULT_CACHE_DTYPE,
+) -> Counts | ModuleFlops:
+    """Count the operations of an attention spec, or of any module on given inputs.
+
+    ``subject`` is an ``AttentionSpec`` (counted as ``implementation``; returns
+    ``records.Counts``) or an ``nn.Module`` called as ``module(*inputs, **kwargs)`` with
+    real or meta tensors (returns ``measure.flops.ModuleFlops``; a single tensor may be
+    given bare).  Both have ``macs`` (1 per multiply-add, as fvcore counts), ``flops``
+    (twice that), ``params`` and ``uncounted_ops``.  Nothing is computed or allocated,
+    and the module comes back as it went in.
+
+    Raises:
+        Unavailable: the implementation cannot express the spec.
+        UsageError: the module cannot be run on the inputs, or arguments do not fit.
+        MhaprofError: the counters disagree or left an operator of a spec uncounted.
+    """
+    if not isinstance(subject, AttentionSpec):
+        return _count_module(subject, inputs, kwargs, counters, backward)
+    if inputs is not None or kwargs is not None:
+        raise UsageError("an AttentionSpec makes its own inputs; give none")
+    point = Point(name="point", spec=subject, implementation=implementation)
+    result = count_point(
+        point, counters=counters, backward=backward, cache_dtype=cache_dtype, allow_import=True
+    )
+    measured = _measured(result)
+    blocking = [finding.message for finding in measured.findings if finding.blocking]
+    if blocking:
+        raise MhaprofError("; ".join(blocking))
+    assert measured.counts is not None
+    return measured.counts
+
+
+def _count_module(
+    module: nn.Module,
+    inputs: Sequence[Any] | None,
+    kwargs: Mapping[str, Any] | None,
+    counters: Collection[str],
+    backward: bool,
+) -> ModuleFlops:
+    import torch
+
+    from mhaprof.measure.flops import count_module
+
+    if not isinstance(module, torch.nn.Module):
+        raise UsageError(
+            f"count_flops takes an AttentionSpec or an nn.Module, not {type(module).__name__}"
+        )
+    if isinstance(inputs, torch.Tensor):
+        inputs = (inputs,)
+    tracers = [counter for counter in counters if counter != "closed-form"]
+    return count_module(module, inputs or (), kwargs=kwargs, counters=tracers, backward=backward)
+
+
+def measure_latency(
+    spec: AttentionSpec,
+    *,
+    implementation: str = "sdpa",
+    device: str = "auto",
+    dtype: Dtype = "float32",
+    options: MeasureOptions | None = None,
+    **settings: Any,
+) -> Latency:
+    """Time one forward pass (or ``mode``) of an implementation, checked first.
+
+    ``settings`` are further fields of ``records.Settings`` (threads, timer, cache,
+    mode, compile, tf32).  Returns ``records.Latency``: raw samples in seconds, and
+    ``summary`` with the median, its 95 % interval and quantiles.
+
+    Raises:
+        Unavailable: no such device, the implementation cannot run there, or the point
+            is predicted not to fit in memory (``code`` says which).
+        MhaprofError: the result is wrong, or the measurement broke.
+    """
+    from mhaprof.measure.devices import resolve_device
+
+    chosen = Settings(device=resolve_device(device), dtype=dtype, **settings)
+    point = Point(name="point", spec=spec, implementation=implementation, settings=chosen)
+    given = (options or MeasureOptions()).model_copy(update={"allow_import": True})
+    measured = _measured(measure_point(point, what={"latency"}, options=given))
+    assert measured.latency is not None
+    return measured.latency
+
+
+def _measured(result: Result) -> Measured:
+    """Return what was measured, or raise why it was not."""
+    outcome = result.outcome
+    if isinstance(outcome, Skipped):
+        raise Unavailable(outcome.message, code=outcome.code)
+    if isinstance(outcome, Failed):
+        raise MhaprofError(f"{outcome.code}: {outcome.message}")
+    return outcome

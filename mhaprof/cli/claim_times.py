@@ -1,0 +1,92 @@
+"""The times of the claim's cases: where equal counts are not equal time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mhaprof import formulas
+from mhaprof.cli.progress import Bar
+from mhaprof.point import MeasureOptions, measure_point
+from mhaprof.records import Measured, Point, Settings
+from mhaprof.report.tabular import Row
+from mhaprof.units import format_seconds
+
+IMPLEMENTATIONS = ("eager", "sdpa")
+
+CPU_MACS = 4_000_000_000
+"""MACs of one timed call on a CPU, so that all cases take about a minute."""
+
+CPU_TIME_S = 1.5
+"""Longest sampling of one case on a CPU."""
+
+
+def add_times(rows: Sequence[Row], points: Sequence[Point], *, device: str) -> list[str]:
+    """Add the median time of each implementation to each row; return sentences.
+
+    On a CPU the batch is cut to what finishes in about a minute, and the sentence says
+    so.  Ratios are to the first row, one full head.
+    """
+    from mhaprof.measure.devices import device_name, resolve_device
+
+    place = resolve_device(device)
+    batch = _batch_of(points[0], place)
+    options = MeasureOptions(max_time_s=CPU_TIME_S if place == "cpu" else 15.0)
+    settings = Settings(device=place, dtype="float32")
+    with Bar(total=len(rows) * len(IMPLEMENTATIONS)) as bar:
+        for row, point in zip(rows, points, strict=True):
+            row["latency_batch"] = batch
+            for name in IMPLEMENTATIONS:
+                timed = point.model_copy(
+                    update={
+                        "spec": point.spec.replace(batch=batch),
+                        "implementation": name,
+                        "settings": settings,
+                    }
+                )
+                bar.start(f"{point.name}, {name}")
+                result = measure_point(
+                    timed, what={"latency"}, options=options, progress=bar.update
+                )
+                _add(row, rows[0], name, result.outcome)
+    return [
+        f"Times: batch {batch}, float32, on {device_name(place)}"
+        + (" (the counts are of the whole batch)." if batch != points[0].spec.batch else "."),
+        *_insight(rows),
+    ]
+
+
+def _batch_of(point: Point, device: str) -> int:
+    if device != "cpu":
+        return point.spec.batch
+    macs = formulas.total_macs(point.spec) // point.spec.batch
+    return max(1, min(point.spec.batch, CPU_MACS // macs))
+
+
+def _add(row: Row, first: Row, name: str, outcome: object) -> None:
+    key = f"latency_{name}_median_s"
+    row[key] = row[f"latency_{name}_ratio"] = None
+    if not isinstance(outcome, Measured) or outcome.latency is None:
+        return
+    row[key] = outcome.latency.summary.median
+    if first[key]:
+        row[f"latency_{name}_ratio"] = row[key] / first[key]
+
+
+def _insight(rows: Sequence[Row]) -> list[str]:
+    """Say how far times of equal counts lie apart, from what was measured."""
+    alike = [row for row in rows if row["macs"] == rows[0]["macs"]]
+    sentences = []
+    for name in IMPLEMENTATIONS:
+        times = [(row[f"latency_{name}_median_s"], row["name"]) for row in alike]
+        measured = [(time, case) for time, case in times if time]
+        if measured:
+            (least, fast), (most, slow) = min(measured), max(measured)
+            sentences.append(
+                f"Equal counts, {name}: from {format_seconds(least)} ({fast}) to "
+                f"{format_seconds(most)} ({slow}), {most / least:.2f} times."
+            )
+    return [
+        *sentences,
+        "eager holds batch x heads x tokens x tokens scores in memory, which grow with heads; "
+        "sdpa fuses them away where a fused kernel takes the shape.",
+    ]

@@ -1,0 +1,94 @@
+"""``mhaprof compare``: two runs side by side, with a verdict and a reason per metric."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from mhaprof.cli.options import option, takes
+from mhaprof.cli.output import Output, OutputFlags
+from mhaprof.compare import CONDITIONS, PRESETS, Comparison, Policy, RunRows, load_policy
+from mhaprof.compare import compare as compare_runs
+from mhaprof.errors import EXIT_OK
+from mhaprof.report.comparison import document_of, rows_of, view_of
+from mhaprof.report.runfile import load_baseline, load_run
+
+BaseFile = Annotated[Path, typer.Argument(help="run file or baseline to compare with")]
+NewFile = Annotated[Path, typer.Argument(help="run file of the candidate")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judging:
+    """By which rules two runs are compared."""
+
+    policy: Policy
+    allow_env_mismatch: tuple[str, ...]
+
+    def judge(self, base: RunRows, new: RunRows) -> Comparison:
+        """Compare two runs; raises NotComparable naming what differs."""
+        return compare_runs(base, new, self.policy, allow_env_mismatch=self.allow_env_mismatch)
+
+
+class _JudgingFlags:
+    """``--policy``, ``--strict`` and ``--allow-env-mismatch``."""
+
+    def parameters(self) -> list[inspect.Parameter]:
+        """Return the three options."""
+        panel = {"rich_help_panel": "Judging"}
+        return [
+            option(
+                "policy",
+                Optional[str],
+                help=f"a YAML file of rules, or a preset: {', '.join(PRESETS)}",
+                show_default="default",
+                **panel,
+            ),
+            option(
+                "strict",
+                bool,
+                default=False,
+                help="exit 5 when something is inconclusive",
+                **panel,
+            ),
+            option(
+                "allow_env_mismatch",
+                Optional[list[str]],
+                help="compare although this condition differs (repeatable): "
+                + ", ".join(CONDITIONS),
+                metavar="KEY",
+                **panel,
+            ),
+        ]
+
+    def collect(self, values: Mapping[str, Any]) -> Judging:
+        """Load the policy."""
+        policy = load_policy(values["policy"])
+        if values["strict"]:
+            policy = policy.model_copy(update={"strict": True})
+        allowed = tuple(values["allow_env_mismatch"] or ())
+        return Judging(policy=policy, allow_env_mismatch=allowed)
+
+
+JudgingFlags = _JudgingFlags()
+
+
+@takes(judging=JudgingFlags, out=OutputFlags)
+def compare(base: BaseFile, new: NewFile, *, judging: Judging, out: Output) -> int:
+    """Compare two runs point by point: metrics, ratio with interval, verdict, reason.
+
+    Exits 0 whatever it finds; `mhaprof gate` fails on a regression.
+    """
+    comparison = judging.judge(load_baseline(base), load_run(new))
+    emit(comparison, out, title=f"{base} -> {new}", everything=True)
+    return EXIT_OK
+
+
+def emit(comparison: Comparison, out: Output, *, title: str, everything: bool) -> None:
+    """Write a comparison in the format asked for."""
+    view = view_of(comparison, title=title, everything=everything)
+    out.emit(rows_of(comparison), [view], **document_of(comparison))

@@ -1,0 +1,123 @@
+"""``mhaprof gate``: fail when the candidate is worse than the baseline."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Optional
+
+from mhaprof.cli.compare import BaseFile, Judging, JudgingFlags, NewFile, emit
+from mhaprof.cli.options import option, takes
+from mhaprof.cli.output import Output, OutputFlags, check_writable, say, write_atomically
+from mhaprof.compare import Comparison
+from mhaprof.report.benchmarks import Row, bencher, github_benchmark, pyperf
+from mhaprof.report.ci import SUMMARY_LIMIT, summary, workflow_commands
+from mhaprof.report.comparison import conclusion
+from mhaprof.report.junit import to_junit
+from mhaprof.report.runfile import load_baseline, load_run
+
+_OF_ROWS: Mapping[str, Callable[[Sequence[Row]], str]] = {
+    "github_benchmark": github_benchmark,
+    "bencher": bencher,
+    "pyperf": pyperf,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exports:
+    """Which further files are written, by the name of their flag."""
+
+    paths: Mapping[str, Path]
+
+    def write(self, comparison: Comparison, rows: Sequence[Row]) -> None:
+        """Write each file atomically: the comparison as JUnit, the candidate's rows else."""
+        for name, path in self.paths.items():
+            text = to_junit(comparison) if name == "junit" else _OF_ROWS[name](rows)
+            write_atomically(path, text)
+
+
+class _ExportFlags:
+    """``--junit``, ``--github-benchmark``, ``--bencher`` and ``--pyperf``, a file each."""
+
+    _HELP: Mapping[str, str] = {
+        "junit": "also write the verdicts as JUnit XML",
+        "github_benchmark": "also write the candidate for github-action-benchmark "
+        "(tool customSmallerIsBetter)",
+        "bencher": "also write the candidate in Bencher Metric Format",
+        "pyperf": "also write the candidate's times as a pyperf 1.0 suite",
+    }
+
+    def parameters(self) -> list[inspect.Parameter]:
+        """Return one option per format."""
+        return [
+            option(name, Optional[Path], help=text, metavar="FILE", rich_help_panel="Exports")
+            for name, text in self._HELP.items()
+        ]
+
+    def collect(self, values: Mapping[str, Any]) -> Exports:
+        """Keep what was given; refuse a file that cannot be created before any work."""
+        paths = {name: path for name, path in values.items() if path is not None}
+        for path in paths.values():
+            check_writable(path)
+        return Exports(paths=paths)
+
+
+ExportFlags = _ExportFlags()
+
+
+@takes(judging=JudgingFlags, exports=ExportFlags, out=OutputFlags)
+def gate(base: BaseFile, new: NewFile, *, judging: Judging, exports: Exports, out: Output) -> int:
+    """Fail when a count, a status, a time or a peak became worse than in the baseline.
+
+    Exit codes: 0 fine, 1 regressed, 2 usage, 3 baseline missing or not comparable,
+    4 a point still fails, 5 inconclusive under --strict.  On GitHub Actions it also
+    writes annotations and the job summary.
+    """
+    candidate = load_run(new)
+    comparison = judging.judge(load_baseline(base), candidate)
+    exports.write(comparison, candidate.rows)
+    return conclude(comparison, out, title=f"gate: {base} -> {new}", update=f"{_UPDATE} {new}")
+
+
+_UPDATE = "mhaprof baseline update"
+
+
+def conclude(comparison: Comparison, out: Output, *, title: str, update: str) -> int:
+    """Show what matters, tell GitHub, say how it ended; return the exit code."""
+    emit(comparison, out, title=title, everything=False)
+    tell_github(comparison, os.environ, title=title, on_stdout=out.format == "table")
+    for sentence in conclusion(comparison, update=update):
+        say(sentence)
+    return comparison.exit_code
+
+
+def tell_github(
+    comparison: Comparison, environment: Mapping[str, str], *, title: str, on_stdout: bool
+) -> None:
+    """Write annotations and the job summary where the environment asks for them.
+
+    GitHub reads annotations from both streams; they go to stderr where stdout holds data.
+    """
+    if environment.get("GITHUB_ACTIONS") == "true":
+        for command in workflow_commands(comparison):
+            _annotate(command, on_stdout=on_stdout)
+    target = environment.get("GITHUB_STEP_SUMMARY")
+    if not target:
+        return
+    path = Path(target)
+    try:
+        room = SUMMARY_LIMIT - (path.stat().st_size if path.exists() else 0)
+        text = summary(comparison, title=title, limit=room)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        say(f"GITHUB_STEP_SUMMARY {target} cannot be written: {error.strerror or error}")
+
+
+def _annotate(command: str, *, on_stdout: bool) -> None:
+    import sys
+
+    print(command, file=sys.stdout if on_stdout else sys.stderr)

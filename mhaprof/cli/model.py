@@ -1,0 +1,238 @@
+"""``mhaprof model`` and ``mhaprof presets``; and ``--model`` for the commands that measure."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Optional, cast, get_args
+
+import typer
+
+from mhaprof.cli.options import choices, option, takes
+from mhaprof.cli.output import Output, OutputFlags, say
+from mhaprof.cli.planning import Planned
+from mhaprof.errors import EXIT_OK, UsageError
+from mhaprof.huggingface import ModelPlan, layers_of
+from mhaprof.huggingface.cost import cost_of
+from mhaprof.huggingface.layers import Part
+from mhaprof.huggingface.sources import (
+    RawConfig,
+    preset_names,
+    preset_note,
+    read_config,
+    read_preset,
+)
+from mhaprof.huggingface.what_if import changed, parse_change
+from mhaprof.report.model import model_rows, model_views, preset_view
+from mhaprof.report.tabular import Row
+from mhaprof.spec import Phase
+from mhaprof.units import DTYPE_BYTES
+
+DEFAULT_CACHE_DTYPE = "bfloat16"
+SHAPE_FIELDS = ("batch", "tokens", "kv_tokens", "phase")
+"""The spec fields that a model's file does not fix: the flags that go with ``--model``."""
+
+MODEL_HELP = "a model's config.json, its folder, or hf:org/name"
+
+
+@takes(out=OutputFlags)
+def model(
+    config: Annotated[
+        Optional[str], typer.Argument(help=MODEL_HELP, metavar="[FILE]", show_default=False)
+    ] = None,
+    preset: Annotated[
+        Optional[str], typer.Option(help="a model whose shapes mhaprof knows", metavar="NAME")
+    ] = None,
+    tokens: Annotated[
+        Optional[int],
+        typer.Option(
+            help="tokens of the text; in phase decode, of the cache",
+            metavar="N",
+            show_default="1024; a vision encoder: what its image makes",
+        ),
+    ] = None,
+    batch: Annotated[int, typer.Option(help="sequences in the batch", metavar="N")] = 1,
+    phase: Annotated[
+        str, typer.Option(help="prefill, or decode: one token", metavar=choices(Phase))
+    ] = "prefill",
+    kv_tokens: Annotated[
+        Optional[int],
+        typer.Option(
+            help="tokens that cross-attention reads",
+            metavar="N",
+            show_default="what the file fixes, else tokens",
+        ),
+    ] = None,
+    cache_dtype: Annotated[
+        str,
+        typer.Option(help="dtype of the KV cache", metavar="|".join(DTYPE_BYTES)),
+    ] = DEFAULT_CACHE_DTYPE,
+    what_if: Annotated[
+        Optional[list[str]],
+        typer.Option(
+            "--what-if",
+            help="the same model with other numbers beside it (kv_heads=4); repeatable",
+            metavar="NAME=VALUE",
+        ),
+    ] = None,
+    part: Annotated[
+        str, typer.Option(help="tower of a multimodal file", metavar=choices(Part))
+    ] = "text",
+    partial: Annotated[
+        bool, typer.Option("--partial", help="leave out layers that are no softmax attention")
+    ] = False,
+    *,
+    out: Output,
+) -> int:
+    """Say what the attention of a model costs: for each kind of layer, and in all."""
+    if cache_dtype not in DTYPE_BYTES:
+        raise UsageError(f"--cache-dtype {cache_dtype!r} is not one of {', '.join(DTYPE_BYTES)}")
+    changes = [parse_change(each) for each in what_if or ()]
+    choice = _choice(config=config, preset=preset, layer=None, part=part, partial=partial)
+    if choice is None:
+        raise UsageError("model needs a config.json, hf:org/name or --preset NAME")
+    plan = choice.plan({"tokens": tokens, "batch": batch, "phase": phase, "kv_tokens": kv_tokens})
+    rows = model_rows(cost_of(plan, cache_dtype=cache_dtype))
+    for change in changes:
+        cost = cost_of(changed(plan, change), cache_dtype=change.cache_dtype or cache_dtype)
+        rows += model_rows(cost, what_if=change.text)
+    _warn(plan)
+    out.emit(rows, model_views(rows, notes=()), warnings=list(_notes(plan)))
+    return EXIT_OK
+
+
+@takes(out=OutputFlags)
+def presets(*, out: Output) -> int:
+    """List the models whose shapes mhaprof knows, with the source of the facts."""
+    rows: list[Row] = [
+        {
+            "name": name,
+            "model_type": read_preset(name).values["model_type"],
+            "note": preset_note(name),
+        }
+        for name in preset_names()
+    ]
+    out.emit(rows, [preset_view(rows)])
+    return EXIT_OK
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelChoice:
+    """A model that was asked for by ``--model`` or ``--preset``, and which of its layers."""
+
+    raw: RawConfig
+    layer: int | None
+    part: Part
+    partial: bool
+
+    def plan(self, shape: Mapping[str, Any]) -> ModelPlan:
+        """Return the model's layers at the given batch, tokens, kv_tokens and phase."""
+        phase = shape.get("phase") or "prefill"
+        if phase not in get_args(Phase):
+            raise UsageError(f"--phase {phase!r} is not one of {', '.join(get_args(Phase))}")
+        return layers_of(
+            self.raw.values,
+            source=self.raw.source,
+            locate=self.raw.locate,
+            tokens=shape.get("tokens"),
+            batch=shape.get("batch") or 1,
+            phase=phase,
+            kv_tokens=shape.get("kv_tokens"),
+            part=self.part,
+            partial=self.partial,
+        )
+
+    def planned(self, given: Mapping[str, Sequence[object]]) -> list[Planned]:
+        """Return each distinct kind of layer as a point; lists of shapes make a grid.
+
+        Raises UsageError for flags that contradict the model's file.
+        """
+        for field in given:
+            if field not in SHAPE_FIELDS:
+                flag = field.replace("_", "-")
+                raise UsageError(
+                    f"--{flag} is what the model's file says; `mhaprof model --what-if "
+                    f"{field}=...` shows other numbers"
+                )
+        varied = [field for field, values in given.items() if len(values) > 1]
+        points: list[Planned] = []
+        for values in itertools.product(*given.values()):
+            shape = dict(zip(given, values, strict=True))
+            plan = self.plan(shape)
+            _warn(plan)
+            kinds = plan.kinds if self.layer is None else plan.kinds_of(self.layer)
+            suffix = "".join(f" {field}={shape[field]}" for field in varied)
+            points += [Planned(name=kind.name + suffix, spec=kind.spec) for kind in kinds]
+        return points
+
+
+def _choice(
+    *, config: str | None, preset: str | None, layer: int | None, part: str, partial: bool
+) -> ModelChoice | None:
+    """Read what was asked for; None if no model was."""
+    if part not in get_args(Part):
+        raise UsageError(f"--part {part!r} is not one of {', '.join(get_args(Part))}")
+    if config is not None and preset is not None:
+        raise UsageError("--preset and a config.json were both given; give one")
+    if config is None and preset is None:
+        if layer is not None:
+            raise UsageError("--layer is of a model; give --model or --preset")
+        return None
+    raw = read_config(config) if config is not None else read_preset(str(preset))
+    return ModelChoice(raw=raw, layer=layer, part=cast(Part, part), partial=partial)
+
+
+def _notes(plan: ModelPlan) -> list[str]:
+    """Return the plan's warnings, the layers that were left out among them."""
+    left_out = [
+        f"{len(layers.indices)} layers of {layers.name} are left out and not in the total"
+        for layers in plan.missing
+    ]
+    return [*plan.warnings, *left_out]
+
+
+def _warn(plan: ModelPlan) -> None:
+    for note in _notes(plan):
+        say(f"{plan.source}: {note}")
+
+
+class _ModelFlags:
+    """``--model``, ``--preset``, ``--layer``, ``--part`` and ``--partial``."""
+
+    def parameters(self) -> list[inspect.Parameter]:
+        """Return the options, under a panel of their own."""
+        panel: dict[str, Any] = {"rich_help_panel": "Model"}
+        return [
+            option("model", Optional[str], help=MODEL_HELP, metavar="FILE", **panel),
+            option(
+                "preset", Optional[str], help="a model of `mhaprof presets`", metavar="NAME",
+                **panel,
+            ),
+            option(
+                "layer", Optional[int], help="this layer alone, counted from 0", metavar="N",
+                show_default="each distinct kind", min=0, **panel,
+            ),
+            option(
+                "part", str, help="tower of a multimodal file", default="text",
+                metavar=choices(Part), **panel,
+            ),
+            option(
+                "partial", bool, "--partial", default=False,
+                help="leave out layers that are no softmax attention", **panel,
+            ),
+        ]  # fmt: skip
+
+    def collect(self, values: Mapping[str, Any]) -> ModelChoice | None:
+        """Read the file or preset; None if neither was given."""
+        return _choice(
+            config=values["model"],
+            preset=values["preset"],
+            layer=values["layer"],
+            part=values["part"],
+            partial=values["partial"],
+        )
+
+
+ModelFlags = _ModelFlags()

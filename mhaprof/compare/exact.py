@@ -1,0 +1,124 @@
+"""Metrics that a machine cannot blur: counts and names exactly, measured bytes by a rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeGuard
+
+from mhaprof.compare.policy import BytesRule, ExactRule
+from mhaprof.compare.rows import Row
+from mhaprof.compare.verdicts import Judgement, Verdict
+from mhaprof.units import format_bytes, format_percent, format_ratio
+
+EXACT_METRICS: dict[str, tuple[str, ...]] = {
+    "macs": ("macs",),
+    "macs_exact": ("macs_exact", "pairs_exact"),
+    "params": ("params", "norm_params", "sink_params"),
+    "softmax_ops": ("softmax_ops",),
+    "kv_cache_bytes": ("kv_cache_bytes", "kv_bytes_per_token", "cache_dtype"),
+    "predicted_peak_bytes": ("predicted_peak_bytes",),
+    "resolved_backend": ("resolved_backend",),
+    "uncounted_ops": ("uncounted_ops",),
+}
+"""The deterministic metrics: the column that names each, and columns judged with it.
+The stages (``macs_*``) are judged with ``macs``."""
+
+BASELINE_COLUMNS = tuple(column for columns in EXACT_METRICS.values() for column in columns)
+
+_REASONS: dict[Verdict, str] = {
+    "unchanged": "exact_equal",
+    "improved": "exact_decreased",
+    "regressed": "exact_changed",
+}
+
+
+def judge_exact(
+    metric: str, columns: Sequence[str], base: Row, new: Row, rule: ExactRule
+) -> Judgement:
+    """Compare a deterministic metric and its parts; name the parts that differ."""
+    parts = [column for column in columns[1:] if column in base and column in new]
+    if metric == "macs":
+        parts += [column for column in _stage_columns(base) if column in new]
+    before, after = base.get(metric), new.get(metric)
+    changed = [column for column in parts if (base[column] or 0) != (new[column] or 0)]
+    same = before == after and not changed
+    shrunk = (
+        _is_count(before)
+        and _is_count(after)
+        and after <= before
+        and not _grown(changed, base, new)
+    )
+    tolerated = rule.change == "increase" and shrunk
+    verdict: Verdict = "unchanged" if same else "improved" if tolerated else "regressed"
+    details = ", ".join(_part_change(column, base[column], new[column]) for column in changed)
+    message = f"{metric} {before}" if same else f"{metric} {_change(before, after)}"
+    ratio = after / before if _is_count(before) and _is_count(after) and before else None
+    return Judgement(
+        metric=metric,
+        verdict=verdict,
+        reason=_REASONS[verdict],
+        message=f"{message}: {details}" if details else message,
+        gate=rule.gate,
+        base=before,
+        new=after,
+        ratio=ratio,
+    )
+
+
+def _stage_columns(row: Row) -> list[str]:
+    return [name for name in row if name.startswith("macs_") and name != "macs_exact"]
+
+
+def _is_count(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _grown(columns: Sequence[str], base: Row, new: Row) -> bool:
+    """Say whether a part became larger, or is no number that could become smaller."""
+    return any(
+        not _is_count(base[name] or 0) or (new[name] or 0) > (base[name] or 0) for name in columns
+    )
+
+
+def _change(before: Any, after: Any) -> str:
+    if _is_count(before) and _is_count(after):
+        return f"{before} -> {after} ({after - before:+d})"
+    return f"{_word(before)} -> {_word(after)}"
+
+
+def _part_change(column: str, before: Any, after: Any) -> str:
+    """Word how a part changed; a stage by its bare name."""
+    name = column.removeprefix("macs_")
+    if _is_count(before or 0) and _is_count(after or 0):
+        return f"{name} {(after or 0) - (before or 0):+d}"
+    return f"{name} {_word(before)} -> {_word(after)}"
+
+
+def _word(value: Any) -> str:
+    return "none" if value is None else str(value)
+
+
+def judge_bytes(base: int, new: int, rule: BytesRule) -> Judgement:
+    """Compare a measured peak: beyond the threshold and the floor, or not."""
+    ratio = new / base if base else None
+    limit = 1 + rule.threshold
+    beyond = abs(new - base) >= rule.floor_bytes and (
+        ratio is None or max(ratio, 1 / ratio if new else limit) >= limit
+    )
+    verdict: Verdict = "unchanged"
+    if beyond:
+        verdict = "regressed" if new > base else "improved"
+    near = "within_threshold" if abs(new - base) >= rule.floor_bytes else "below_floor"
+    shown = "" if ratio is None else f", ratio {format_ratio(ratio)}"
+    return Judgement(
+        metric="peak_bytes",
+        verdict=verdict,
+        reason="above_threshold" if beyond else near,
+        message=f"peak_bytes {format_bytes(base)} -> {format_bytes(new)}{shown}, "
+        f"threshold {format_percent(rule.threshold)}",
+        gate=rule.gate,
+        base=base,
+        new=new,
+        ratio=ratio,
+        threshold=rule.threshold,
+    )

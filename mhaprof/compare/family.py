@@ -1,0 +1,115 @@
+"""Many points at once: p-values adjusted so that chance alone rarely fails a gate.
+
+Holm's correction is used where the rounds allow it.  Five processes a side cannot go
+below p = 1/252, so that Holm over more than twelve points could never reject, however
+large the slowdown: there the step-down maximum permutation test takes over, which
+relabels whole processes and so knows how large the largest of all points gets by
+chance (Westfall and Young 1993, algorithm 4.1; the added constant: Tusher, Tibshirani
+and Chu 2001).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterable, Sequence
+
+from mhaprof import stats
+from mhaprof.compare.times import Evidence, TimePair
+
+MAX_RELABELINGS = 2000
+"""Relabelings tried at most; above it they are drawn at random, with a fixed seed."""
+
+SPREAD_FLOOR = 0.005
+"""Added to every point's standard error (log ratio), so that no tiny spread dominates."""
+
+
+def evidence(pairs: Sequence[TimePair], *, alpha: float) -> list[Evidence]:
+    """Return the evidence of each replicated pair, adjusted for their number."""
+    base = [pair.base.processes for pair in pairs]
+    new = [pair.new.processes for pair in pairs]
+    slower = [stats.rank_test(*sides) for sides in zip(base, new, strict=True)]
+    faster = [stats.rank_test(*sides) for sides in zip(new, base, strict=True)]
+    return [
+        Evidence(slower_rank=a, slower_family=b, faster_rank=c, faster_family=d)
+        for a, b, c, d in zip(
+            slower,
+            adjusted(slower, base, new, alpha=alpha),
+            faster,
+            adjusted(faster, new, base, alpha=alpha),
+            strict=True,
+        )
+    ]
+
+
+def adjusted(
+    p_values: Sequence[float],
+    base: Sequence[Sequence[float]],
+    new: Sequence[Sequence[float]],
+    *,
+    alpha: float,
+) -> list[float]:
+    """Adjust one-sided p-values for their number.
+
+    ``base`` and ``new`` hold, for each point, one median in seconds per process.  Holm
+    where it can reject at all, or where the points have different numbers of rounds.
+    """
+    sizes = {(len(before), len(after)) for before, after in zip(base, new, strict=True)}
+    if len(sizes) == 1:
+        ((before, after),) = sizes
+        if len(p_values) / math.comb(before + after, after) >= alpha:
+            return step_down(base, new)
+    return stats.holm(p_values)
+
+
+def step_down(base: Sequence[Sequence[float]], new: Sequence[Sequence[float]]) -> list[float]:
+    """Return family-wise p-values that ``new`` is no larger, by relabeling processes.
+
+    All points have the same number of processes on a side; process i of every point
+    counts as one, so that what a process does to all of its points is kept together.
+    """
+    logs = [
+        [math.log(value) for value in (*before, *after)]
+        for before, after in zip(base, new, strict=True)
+    ]
+    total, size = len(logs[0]), len(new[0])
+    observed = [_shift(values, range(total - size, total)) for values in logs]
+    order = sorted(range(len(logs)), key=observed.__getitem__)
+    exceeded, tried = [0] * len(logs), 0
+    for chosen in _relabelings(total, size):
+        tried += 1
+        largest = -math.inf
+        for point in order:
+            largest = max(largest, _shift(logs[point], chosen))
+            exceeded[point] += largest >= observed[point] - 1e-12
+    adjusted_p, highest = [1.0] * len(logs), 0.0
+    for point in reversed(order):
+        highest = max(highest, exceeded[point] / tried)
+        adjusted_p[point] = highest
+    return adjusted_p
+
+
+def _relabelings(total: int, size: int) -> Iterable[Sequence[int]]:
+    """Yield the choices of the processes called new; the true one is the first."""
+    if math.comb(total, size) <= MAX_RELABELINGS:
+        yield from itertools.combinations(range(total), size)
+        return
+    yield range(total - size, total)
+    draw = random.Random(0)
+    for _ in range(MAX_RELABELINGS - 1):
+        yield draw.sample(range(total), size)
+
+
+def _shift(values: Sequence[float], chosen: Sequence[int]) -> float:
+    """Return the standardized difference of means: the chosen minus the rest."""
+    size = len(chosen)
+    rest = len(values) - size
+    new_sum = math.fsum(values[place] for place in chosen)
+    new_mean, base_mean = new_sum / size, (math.fsum(values) - new_sum) / rest
+    new_square = math.fsum((values[place] - new_mean) ** 2 for place in chosen)
+    around_base = math.fsum((value - base_mean) ** 2 for value in values)
+    base_square = around_base - math.fsum((values[place] - base_mean) ** 2 for place in chosen)
+    variance = max(0.0, new_square + base_square) / max(1, len(values) - 2)
+    error = math.sqrt(variance * (1 / size + 1 / rest))
+    return (new_mean - base_mean) / (error + SPREAD_FLOOR)

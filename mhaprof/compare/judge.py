@@ -1,0 +1,205 @@
+"""Baseline and candidate -> a verdict with a reason code per metric of each point."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mhaprof.compare import family
+from mhaprof.compare.exact import EXACT_METRICS, judge_bytes, judge_exact
+from mhaprof.compare.policy import ExactRule, Metrics, Policy
+from mhaprof.compare.rows import (
+    CONDITIONS,
+    Pair,
+    Row,
+    RunRows,
+    differences,
+    pair_rows,
+)
+from mhaprof.compare.status import judge_status
+from mhaprof.compare.times import METRIC as LATENCY
+from mhaprof.compare.times import TimePair, judge_times, time_pair
+from mhaprof.compare.verdicts import (
+    VERDICTS,
+    Comparison,
+    Difference,
+    Gate,
+    Judgement,
+    PointVerdict,
+)
+from mhaprof.errors import NotComparable, UsageError
+
+
+def compare(
+    base: RunRows, new: RunRows, policy: Policy, *, allow_env_mismatch: Collection[str] = ()
+) -> Comparison:
+    """Compare two runs point by point under a policy.
+
+    Raises NotComparable when the baseline is empty, or when measured numbers were
+    taken under other conditions that ``allow_env_mismatch`` does not name; UsageError
+    when it names no condition.
+    """
+    unknown = sorted(set(allow_env_mismatch) - set(CONDITIONS))
+    if unknown:
+        raise UsageError(
+            f"--allow-env-mismatch {unknown[0]!r} is not one of {', '.join(CONDITIONS)}"
+        )
+    if not base.rows:
+        raise NotComparable(f"{base.source} holds no points: there is no baseline to compare with")
+    plans = [
+        _Plan(pair=pair, rules=policy.rules_for(_name(pair.row), _implementation(pair.row)))
+        for pair in pair_rows(base.rows, new.rows)
+    ]
+    allowed = _check_conditions(
+        [plan.pair for plan in plans if plan.is_measured],
+        base,
+        new,
+        allowed=allow_env_mismatch,
+    )
+    times = _judge_all_times(plans, alpha=policy.alpha)
+    points = [_point(plan, policy, latency) for plan, latency in zip(plans, times, strict=True)]
+    return Comparison(points=_sorted(points), allowed=allowed, strict=policy.strict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """One pair with the rules for it."""
+
+    pair: Pair
+    rules: Metrics
+
+    @property
+    def is_measured(self) -> bool:
+        """Say whether a number that depends on the machine will be judged."""
+        return not self.pair.redefined and any(
+            getattr(self.rules, name).gate != "ignore" and _both(self.pair, column)
+            for name, column in ((LATENCY, "latency_median_s"), ("peak_bytes", "peak_bytes"))
+        )
+
+    def time_pair(self) -> TimePair | None:
+        """Return the times to judge, if both sides have them and the policy cares."""
+        pair, rule = self.pair, self.rules.latency
+        if pair.base is None or pair.new is None or pair.redefined or rule.gate == "ignore":
+            return None
+        return time_pair(pair.base, pair.new, rule)
+
+
+def _both(pair: Pair, column: str) -> bool:
+    return all(row is not None and row.get(column) is not None for row in (pair.base, pair.new))
+
+
+def _name(row: Row) -> str:
+    return str(row.get("name"))
+
+
+def _implementation(row: Row) -> str:
+    return str(row.get("implementation"))
+
+
+def _check_conditions(
+    pairs: Sequence[Pair], base: RunRows, new: RunRows, *, allowed: Collection[str]
+) -> list[Difference]:
+    """Refuse other conditions, naming each difference; return those that are allowed."""
+    found = differences(pairs, base.environment, new.environment)
+    refused = [difference for difference in found if difference.key not in allowed]
+    if refused:
+        keys = list(dict.fromkeys(difference.key for difference in refused))
+        lines = [
+            f"{new.source} was not measured as {base.source} was:",
+            *(f"  {difference}" for difference in refused),
+            "measure both alike, or accept it by name: "
+            + " ".join(f"--allow-env-mismatch {key}" for key in keys),
+        ]
+        raise NotComparable("\n".join(lines))
+    return found
+
+
+def _judge_all_times(plans: Sequence[_Plan], *, alpha: float) -> list[Judgement | None]:
+    """Judge the times of all points together: p-values are adjusted for their number."""
+    pairs = [plan.time_pair() for plan in plans]
+    tested = [pair for pair in pairs if pair is not None and pair.can_prove(alpha)]
+    found = iter(family.evidence(tested, alpha=alpha))
+    judged: list[Judgement | None] = []
+    for pair in pairs:
+        if pair is None:
+            judged.append(None)
+        else:
+            evidence = next(found) if pair.can_prove(alpha) else None
+            judged.append(judge_times(pair, evidence, alpha=alpha))
+    return judged
+
+
+def _point(plan: _Plan, policy: Policy, latency: Judgement | None) -> PointVerdict:
+    """Collect the judgements of one point: how it ended, then each metric."""
+    pair = plan.pair
+    judgements = [judge_status(pair, policy.status)]
+    if pair.base is not None and pair.new is not None and not pair.redefined:
+        judgements += _metrics(pair.base, pair.new, plan.rules, latency)
+    row = pair.row
+    device, dtype = row.get("device"), row.get("dtype")
+    return PointVerdict(
+        name=_name(row),
+        implementation=_implementation(row),
+        role=str(row.get("role") or "point"),
+        judgements=[judgement for judgement in judgements if judgement.gate != "ignore"]
+        or [_IGNORED],
+        device=None if device is None else str(device),
+        dtype=None if dtype is None else str(dtype),
+    )
+
+
+_IGNORED = Judgement(
+    metric="status",
+    verdict="unchanged",
+    reason="exact_equal",
+    message="the policy ignores how this point ended",
+)
+
+
+def _metrics(base: Row, new: Row, rules: Metrics, latency: Judgement | None) -> list[Judgement]:
+    """Judge all metrics that the baseline has."""
+    both_ok = base.get("status") == "ok" and new.get("status") == "ok"
+    judgements = []
+    for metric, columns in EXACT_METRICS.items():
+        rule: ExactRule = getattr(rules, metric)
+        if metric == "uncounted_ops":
+            comparable = metric in base and metric in new
+        else:
+            comparable = base.get(metric) is not None and new.get(metric) is not None
+        if comparable:
+            judgements.append(judge_exact(metric, columns, base, new, rule))
+        elif both_ok and base.get(metric) is not None:
+            judgements.append(_missing(metric, base[metric], rule.gate))
+    if latency is not None:
+        judgements.append(latency)
+    elif both_ok and base.get("latency_median_s") is not None:
+        judgements.append(_missing(LATENCY, base["latency_median_s"], rules.latency.gate))
+    if base.get("peak_bytes") is not None:
+        if new.get("peak_bytes") is not None:
+            judgements.append(judge_bytes(base["peak_bytes"], new["peak_bytes"], rules.peak_bytes))
+        elif both_ok:
+            judgements.append(_missing("peak_bytes", base["peak_bytes"], rules.peak_bytes.gate))
+    return judgements
+
+
+def _missing(metric: str, base: Any, gate: Gate) -> Judgement:
+    return Judgement(
+        metric=metric,
+        verdict="inconclusive",
+        reason="metric_missing",
+        message=f"{metric} is in the baseline and not in the candidate",
+        gate=gate,
+        base=base,
+    )
+
+
+def _sorted(points: Sequence[PointVerdict]) -> list[PointVerdict]:
+    """Sort by what matters: what blocks, then by verdict, then by the size of the change."""
+
+    def weight(point: PointVerdict) -> tuple[bool, int, float]:
+        worst = point.worst
+        size = worst.ratio or 1.0
+        return (not worst.blocks, VERDICTS.index(worst.verdict), -max(size, 1 / size))
+
+    return sorted(points, key=weight)

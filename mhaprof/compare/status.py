@@ -1,0 +1,75 @@
+"""How a point ended: the same, worse, better, or not there at all."""
+
+from __future__ import annotations
+
+from mhaprof.compare.policy import Statuses
+from mhaprof.compare.rows import Pair, Row
+from mhaprof.compare.verdicts import Judgement, Verdict
+
+Finding = tuple[Verdict, str, str]
+"""A verdict, its reason code and a message."""
+
+
+def judge_status(pair: Pair, gates: Statuses) -> Judgement:
+    """Judge how a point ended on both sides, or that a side does not have it."""
+    if pair.new is None:
+        verdict, reason, message = _vanished(pair)
+    elif pair.new.get("status") == "failed":
+        verdict, reason, message = _failing(pair.base, pair.new)
+    elif pair.base is None:
+        verdict, reason = "inconclusive", "new_point"
+        message = "the baseline has no such point"
+    elif pair.redefined:
+        verdict, reason, message = _redefined(pair, pair.base, pair.new)
+    else:
+        verdict, reason, message = _ended_on_both(pair.base, pair.new)
+    return Judgement(
+        metric="status",
+        verdict=verdict,
+        reason=reason,
+        message=message,
+        gate=getattr(gates, reason, "block"),
+        base=ended(pair.base),
+        new=ended(pair.new),
+    )
+
+
+def _vanished(pair: Pair) -> Finding:
+    message = f"the candidate has no such point ({ended(pair.base)} in the baseline)"
+    return "regressed", "point_vanished", message
+
+
+def _failing(base: Row | None, new: Row) -> Finding:
+    if base is not None and base.get("status") == "failed":
+        return "failed", "still_failing", f"{ended(new)}{_why(new)}"
+    message = f"{ended(base) or 'not in the baseline'} -> {ended(new)}{_why(new)}"
+    return "regressed", "newly_failing", message
+
+
+def _redefined(pair: Pair, base: Row, new: Row) -> Finding:
+    changes = ", ".join(f"{name} {base[name]} -> {new[name]}" for name in pair.redefined)
+    message = f"the name now means another attention: {changes}"
+    return "regressed", "definition_changed", message
+
+
+def _ended_on_both(base: Row, new: Row) -> Finding:
+    """Judge two rows of one point of which the new one did not fail."""
+    if new.get("status") == "skipped" and base.get("status") == "skipped":
+        return "unchanged", "still_skipped", f"{ended(new)}{_why(new)}"
+    if new.get("status") == "skipped":
+        return "regressed", "newly_skipped", f"{ended(base)} -> {ended(new)}{_why(new)}"
+    if base.get("status") != "ok":
+        return "improved", "newly_passing", f"{ended(base)} -> {ended(new)}"
+    return "unchanged", "exact_equal", "ok on both sides"
+
+
+def ended(row: Row | None) -> str | None:
+    """Word how a row ended: its status, and the reason code unless it is ok."""
+    if row is None:
+        return None
+    status, reason = str(row.get("status")), row.get("reason")
+    return f"{status} ({reason})" if reason and status != "ok" else status
+
+
+def _why(row: Row) -> str:
+    return f": {row['message']}" if row.get("message") else ""

@@ -1,0 +1,236 @@
+"""Judge times: regressed only if processes rank apart, beyond threshold and floor.
+
+The process is the unit of replication: medians of fresh processes are tested by their
+ranks.  With one process a side no test exists, and the intervals of the medians have
+to be clearly apart; the interval of the ratio is then the widest that they allow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mhaprof import stats
+from mhaprof.compare.policy import Clock, Floor, LatencyRule
+from mhaprof.compare.rows import Row
+from mhaprof.compare.verdicts import Judgement, Verdict
+from mhaprof.units import format_percent, format_ratio, format_seconds
+
+METRIC = "latency"
+PROOFS = ("rank_test", "intervals_disjoint")
+"""Reasons that prove a difference of times."""
+
+CLEARLY = 0.5
+"""Intervals are clearly apart when the gap is at least this part of the threshold."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Times:
+    """One side of a comparison, in seconds: a median, its interval, its processes.
+
+    ``processes`` holds one median per fresh process, where there are several.
+    """
+
+    median: float
+    low: float | None
+    high: float | None
+    processes: Sequence[float] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimePair:
+    """The times of one point on both sides, with the rule and what its clock is worth."""
+
+    base: Times
+    new: Times
+    rule: LatencyRule
+    clock: Clock
+    floor: Floor
+
+    @property
+    def threshold(self) -> float:
+        """Return the slowdown that is allowed, as a fraction."""
+        return self.rule.threshold_for(self.clock)
+
+    @property
+    def floor_s(self) -> float:
+        """Return the difference in seconds below which the timer cannot vouch."""
+        return self.rule.floor_for(self.floor)
+
+    def can_prove(self, alpha: float) -> bool:
+        """Say whether a rank test of these processes could get below ``alpha`` at all."""
+        base, new = len(self.base.processes), len(self.new.processes)
+        return base > 0 and new > 0 and 1 / math.comb(base + new, new) < alpha
+
+    @property
+    def is_replicated(self) -> bool:
+        """Say whether both sides have several processes."""
+        return len(self.base.processes) > 1 and len(self.new.processes) > 1
+
+
+def times_of(row: Row) -> Times | None:
+    """Read the times of a row, or None where it has none."""
+    processes = row.get("replicate_medians_s") or ()
+    if len(processes) > 1:
+        return Times(
+            median=stats.median(processes),
+            low=min(processes),
+            high=max(processes),
+            processes=tuple(processes),
+        )
+    samples = row.get("samples_s")
+    middle, low, high = (row.get(f"latency_{name}_s") for name in ("median", "ci_low", "ci_high"))
+    if samples and (middle is None or low is None or high is None):
+        summary = stats.summarize(samples)
+        middle, low, high = summary.median, summary.ci_low, summary.ci_high
+    if middle is None:
+        return None
+    return Times(median=middle, low=low, high=high)
+
+
+def time_pair(base: Row, new: Row, rule: LatencyRule) -> TimePair | None:
+    """Read both sides of one point, or return None when one has no time above 0."""
+    before, after = times_of(base), times_of(new)
+    if before is None or after is None or before.median <= 0 or after.median <= 0:
+        return None
+    replicated = len(before.processes) > 1 and len(after.processes) > 1
+    return TimePair(
+        base=before,
+        new=after,
+        rule=rule,
+        clock=_clock(base, new, replicated=replicated),
+        floor=_floor(new),
+    )
+
+
+def _clock(base: Row, new: Row, *, replicated: bool) -> Clock:
+    """Say what the clock of two rows is worth.
+
+    A quiet thread's wall time is its CPU time within 1 %; so is, to the rank test, the
+    spread between several processes.  Other wall times hide what the machine did.
+    """
+    if new.get("device") not in (None, "cpu"):
+        return "device"
+    if new.get("timer") == "process":
+        return "cpu"
+    if any("contended" in _flags(row) for row in (base, new)):
+        return "shared_wall"
+    if replicated or new.get("threads") in (None, 1):
+        return "cpu"
+    return "quiet_wall"
+
+
+def _flags(row: Row) -> Sequence[str]:
+    flags: Any = row.get("flags") or ()
+    return flags.split() if isinstance(flags, str) else flags
+
+
+def _floor(row: Row) -> Floor:
+    timer = str(row.get("timer") or "")
+    if "graph" in timer:
+        return "device"
+    return "events" if "events" in timer else "host"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """Family-wise p-values of one pair: that it became slower, that it became faster.
+
+    ``rank`` is the point's own rank test, ``family`` adjusted for all points.
+    """
+
+    slower_rank: float
+    slower_family: float
+    faster_rank: float
+    faster_family: float
+
+
+def judge_times(pair: TimePair, evidence: Evidence | None, *, alpha: float) -> Judgement:
+    """Judge one pair of times.
+
+    ``evidence`` is needed when both sides have several processes.
+    """
+    ratio = _ratio(pair)
+    verdict, reason = _decide(pair, ratio, evidence, alpha=alpha)
+    before, after = format_seconds(pair.base.median), format_seconds(pair.new.median)
+    span = (
+        "" if ratio.low is None or ratio.high is None else f" [{ratio.low:.3f}, {ratio.high:.3f}]"
+    )
+    return Judgement(
+        metric=METRIC,
+        verdict=verdict,
+        reason=reason,
+        message=f"latency {before} -> {after}, ratio {format_ratio(ratio.ratio)}{span}, "
+        f"threshold {format_percent(pair.threshold)}",
+        gate=pair.rule.gate,
+        base=pair.base.median,
+        new=pair.new.median,
+        ratio=ratio.ratio,
+        ratio_low=ratio.low,
+        ratio_high=ratio.high,
+        threshold=pair.threshold,
+        p=_shown_p(ratio, evidence),
+    )
+
+
+def _ratio(pair: TimePair) -> stats.Ratio:
+    """Return the ratio new / base with an interval, the widest one where none is exact."""
+    if pair.is_replicated:
+        found = stats.ratio_interval(pair.base.processes, pair.new.processes)
+        if found.low is not None:
+            return found
+    base, new = pair.base, pair.new
+    ratio = new.median / base.median
+    if base.low is None or base.high is None or new.low is None or new.high is None:
+        return stats.Ratio(ratio=ratio, low=None, high=None)
+    return stats.Ratio(ratio=ratio, low=new.low / base.high, high=new.high / base.low)
+
+
+def _decide(
+    pair: TimePair, ratio: stats.Ratio, evidence: Evidence | None, *, alpha: float
+) -> tuple[Verdict, str]:
+    """Return the verdict and its reason code."""
+    if ratio.low is None or ratio.high is None:
+        return "inconclusive", "no_interval"
+    limit, base = 1 + pair.threshold, pair.base.median
+    if 1 / limit <= ratio.low and ratio.high <= limit:
+        return "unchanged", "within_threshold"
+    if base * (ratio.high - 1) < pair.floor_s and base * (1 - ratio.low) < pair.floor_s:
+        return "unchanged", "below_floor"
+    difference = abs(pair.new.median - base)
+    if max(ratio.ratio, 1 / ratio.ratio) < limit or difference < pair.floor_s:
+        return "inconclusive", "too_noisy"
+    direction: Verdict = "regressed" if ratio.ratio > 1 else "improved"
+    if pair.is_replicated:
+        reason = _by_ranks(pair, evidence, direction, alpha=alpha)
+    else:
+        reason = _by_intervals(pair, ratio.low if ratio.ratio > 1 else 1 / ratio.high)
+    return direction if reason in PROOFS else "inconclusive", reason
+
+
+def _by_ranks(
+    pair: TimePair, evidence: Evidence | None, direction: Verdict, *, alpha: float
+) -> str:
+    """Return the reason code for several processes a side."""
+    if evidence is None or not pair.can_prove(alpha):
+        return "too_few_rounds"
+    slower = direction == "regressed"
+    if (evidence.slower_rank if slower else evidence.faster_rank) >= alpha:
+        return "too_noisy"
+    family = evidence.slower_family if slower else evidence.faster_family
+    return "rank_test" if family < alpha else "not_significant"
+
+
+def _by_intervals(pair: TimePair, gap: float) -> str:
+    """Return the reason code for one process a side, whose intervals are ``gap`` apart."""
+    if gap >= 1 + CLEARLY * pair.threshold:
+        return "intervals_disjoint"
+    return "too_few_rounds" if gap > 1 else "too_noisy"
+
+
+def _shown_p(ratio: stats.Ratio, evidence: Evidence | None) -> float | None:
+    if evidence is None:
+        return None
+    return evidence.slower_family if ratio.ratio >= 1 else evidence.faster_family

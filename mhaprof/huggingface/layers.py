@@ -1,0 +1,413 @@
+"""A model's config.json -> one spec for each distinct kind of its attention layers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from mhaprof.errors import SpecError, UsageError
+from mhaprof.huggingface.families import FAMILIES, SEQ2SEQ, UNKNOWN, Family, Seq2Seq
+from mhaprof.huggingface.keys import KeyFault, Keys, Locate, refusal, shown
+from mhaprof.huggingface.patterns import EXPRESSIBLE, declared_types, type_key
+from mhaprof.huggingface.plan import LayerKind, MissingLayers, ModelPlan, distinguish
+from mhaprof.huggingface.stack import Draft, Run, Stack, image_tokens, is_causal, read_stack
+from mhaprof.spec import AttentionSpec, Phase
+
+Part = Literal["text", "vision"]
+
+TEXT_KEYS = ("text_config", "llm_config", "language_config", "thinker_config")
+VISION_KEYS = ("vision_config",)
+COMPOSITES = ("encoder-decoder", "vision-encoder-decoder", "speech-encoder-decoder")
+
+AMBIGUOUS_KEYS = (
+    "attention_chunk_size",
+    "attention_types",
+    "attn_layer_indices",
+    "attn_layer_period",
+    "block_configs",
+    "block_types",
+    "cross_attention_layers",
+    "full_attention_interval",
+    "full_attn_idxs",
+    "global_head_dim",
+    "hybrid_layer_pattern",
+    "hybrid_override_pattern",
+    "index_topk",
+    "interleaved_sliding_window",
+    "kv_n_heads",
+    "linear_attn_config",
+    "multi_query",
+    "multi_query_attention",
+    "multi_query_group_num",
+    "n_head_kv",
+    "num_global_key_value_heads",
+    "num_key_value_groups",
+    "num_kv_heads",
+    "num_kv_shared_layers",
+    "ssm_cfg",
+)
+"""Keys that change which layers attend, or to how many heads: without a row in the table
+of families they cannot be read, and are refused by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is asked of a config: tokens, batch, phase, and which part of it."""
+
+    tokens: int
+    batch: int
+    phase: Phase
+    kv_tokens: int | None
+    part: Part
+    partial: bool
+
+
+def layers_of(
+    config: Mapping[str, Any],
+    *,
+    source: str = "config.json",
+    tokens: int | None = None,
+    batch: int = 1,
+    phase: Phase = "prefill",
+    kv_tokens: int | None = None,
+    part: Part = "text",
+    partial: bool = False,
+    locate: Locate | None = None,
+) -> ModelPlan:
+    """Return the attention layers of the model that a raw config.json describes.
+
+    ``tokens`` are the tokens of the text (1024 if not given), in phase ``decode`` those
+    of the cache, the new one included; a vision encoder makes its own from image and
+    patch size.  ``kv_tokens`` are those of the sequence that cross-attention reads: what
+    the file fixes, else ``tokens``.  ``part`` chooses the tower of a multimodal file.
+    ``partial`` leaves layers out that are no softmax attention, and counts them.
+
+    Raises UsageError (ConfigError with ``locate``, which finds a key in the file) naming
+    every key that is missing, of the wrong type, impossible or contradictory.
+    """
+    from mhaprof.spec import DEFAULT_TOKENS
+
+    if not isinstance(config, Mapping):
+        raise UsageError(f"{source}: {shown(config)} is not an object of keys")
+    request = Request(
+        tokens=DEFAULT_TOKENS if tokens is None else tokens,
+        batch=batch,
+        phase=phase,
+        kv_tokens=kv_tokens,
+        part=part,
+        partial=partial,
+    )
+    _check_request(request)
+    reading = _Reading(source=source, request=request, locate=locate, tokens_given=tokens)
+    stacks, model_type = reading.stacks(Keys(values=config))
+    kinds = reading.kinds(stacks)
+
+    def rebuild(count: int) -> ModelPlan:
+        return layers_of(
+            config,
+            source=source,
+            tokens=count,
+            batch=batch,
+            phase=phase,
+            kv_tokens=kv_tokens,
+            part=part,
+            partial=partial,
+            locate=locate,
+        )
+
+    return ModelPlan(
+        source=source,
+        model_type=model_type,
+        kinds=kinds,
+        missing=_missing(stacks),
+        warnings=tuple(dict.fromkeys(reading.warnings)),
+        rebuild=functools.lru_cache(maxsize=256)(rebuild),
+    )
+
+
+def _check_request(request: Request) -> None:
+    """Raise SpecError for tokens, batch or phase that no spec could have."""
+    AttentionSpec(
+        batch=request.batch,
+        tokens=1 if request.phase == "decode" else request.tokens,
+        kv_tokens=request.kv_tokens or request.tokens,
+        dim=1,
+        heads=1,
+        phase=request.phase,
+    )
+
+
+class _Reading:
+    """One reading of one file: what was asked, and the warnings so far."""
+
+    def __init__(
+        self, *, source: str, request: Request, locate: Locate | None, tokens_given: int | None
+    ) -> None:
+        self.source = source
+        self.request = request
+        self.locate = locate
+        self.tokens_given = tokens_given
+        self.warnings: list[str] = []
+
+    def stacks(self, keys: Keys) -> tuple[list[Stack], str]:
+        """Return every stack of the part asked for, and the model_type it is of."""
+        model_type = keys.word("model_type") or ""
+        self._refuse(keys)
+        if model_type in COMPOSITES:
+            stacks = self._composite(keys)
+        else:
+            keys, model_type = self._part(keys, model_type)
+            if model_type in SEQ2SEQ:
+                stacks = self._seq2seq(keys, SEQ2SEQ[model_type], model_type)
+            else:
+                stacks = [self._single(keys, model_type)]
+        self._refuse(keys)
+        self._refuse_unsupported(keys, stacks)
+        return stacks, model_type or "unknown"
+
+    def _refuse(self, keys: Keys) -> None:
+        if keys.faults:
+            raise refusal(self.source, keys.faults, self.locate)
+
+    def _refuse_unsupported(self, keys: Keys, stacks: Sequence[Stack]) -> None:
+        """Refuse layers that are no softmax attention, by their names, unless ``partial``."""
+        words = sorted({word for stack in stacks for _, word in stack.unsupported})
+        if words and not self.request.partial:
+            self._unsupported(keys, words)
+        if words and not any(stack.drafts for stack in stacks):
+            keys.fault(type_key(keys), f"{', '.join(words)}: no layer is left to count")
+            self._refuse(keys)
+
+    def _unsupported(self, keys: Keys, words: Sequence[str]) -> None:
+        fault = KeyFault(
+            path=(*keys.path, type_key(keys)),
+            message=f"{', '.join(words)} is not attention over keys that mhaprof counts; "
+            "--partial leaves these layers out and says so",
+        )
+        raise refusal(self.source, [fault], self.locate)
+
+    def _part(self, keys: Keys, model_type: str) -> tuple[Keys, str]:
+        """Descend into the part of a multimodal file that was asked for."""
+        names, other = (
+            (TEXT_KEYS, VISION_KEYS) if self.request.part == "text" else (VISION_KEYS, TEXT_KEYS)
+        )
+        nested = keys.nested(*names)
+        self._refuse(keys)
+        if nested is not None:
+            if keys.given(*other):
+                self.warnings.append(
+                    f"{keys.given(*names)} alone is counted; {keys.given(*other)} is left out: "
+                    f"--part {'vision' if self.request.part == 'text' else 'text'} counts it"
+                )
+            inner = nested.word("model_type") or self._inherited_type(model_type)
+            self._refuse(keys)
+            return self._part(nested, inner)
+        if self.request.part == "vision" and not self._is_vision(keys, model_type):
+            raise UsageError(f"{self.source}: vision_config: is missing; --part text counts this")
+        return keys, model_type
+
+    def _is_vision(self, keys: Keys, model_type: str) -> bool:
+        family = FAMILIES.get(model_type)
+        return bool(keys.path) or (family is not None and family.image is not None)
+
+    def _inherited_type(self, model_type: str) -> str:
+        """Name the family of a nested part that does not name itself."""
+        part = self.request.part
+        candidates = [f"{model_type}_{part}", f"{model_type}_{part}_model"]
+        if part == "text":
+            candidates.append(model_type)
+        return next((name for name in candidates if name in FAMILIES), "")
+
+    def _family(self, keys: Keys, model_type: str) -> Family:
+        """Return the family's row, or what is assumed of an unknown one, with a warning."""
+        family = FAMILIES.get(model_type)
+        if family is not None:
+            return family
+        ambiguous = keys.given(*AMBIGUOUS_KEYS)
+        held = model_type or "missing"
+        has_types = bool(declared_types(keys))
+        if ambiguous is not None and keys.values[ambiguous] not in (False, 0, []):
+            keys.fault(
+                ambiguous,
+                f"{shown(keys.values[ambiguous])} changes the attention in a way that "
+                f"model_type {held} alone would explain, and mhaprof does not know it",
+            )
+        return self._assumed(keys, held, has_types)
+
+    def _assumed(self, keys: Keys, model_type: str, has_types: bool) -> Family:
+        """Fit ``UNKNOWN`` to the standard keys of a file, and say what was assumed."""
+        family = UNKNOWN
+        said = ["causal"]
+        if keys.given("kv_lora_rank"):
+            family = replace(family, latent=True, head_dim=(), out_bias=family.qkv_bias)
+            said.append("latent attention by kv_lora_rank")
+        else:
+            if not keys.given("num_key_value_heads"):
+                said.append("kv_heads = heads")
+            if not keys.given("head_dim", "d_kv"):
+                said.append("head_dim = hidden_size / num_attention_heads")
+        if not keys.given("attention_bias", "qkv_bias", "use_bias"):
+            said.append("no biases")
+        if not keys.given("use_qk_norm", "qk_norm"):
+            said.append("no norms on q and k")
+        if not has_types:
+            if keys.given("sliding_window_pattern"):
+                family = replace(
+                    family, pattern="every-nth-full", period=1,
+                    period_names=("sliding_window_pattern",),
+                )  # fmt: skip
+            elif keys.given("use_sliding_window"):
+                family = replace(family, pattern="slide-by-flag")
+            else:
+                unused = " (sliding_window is not used)" if keys.given("sliding_window") else ""
+                said.append(f"every layer attends fully{unused}")
+        if family.latent:
+            family = replace(family, norm=replace(family.norm, kind="latent", given=True))
+        if family.image is None and keys.given("image_size") and keys.given("patch_size"):
+            said.append("tokens as given, not made of image_size and patch_size")
+        self.warnings.append(f"model_type {model_type} is not known; assumed: {', '.join(said)}")
+        return family
+
+    def _single(self, keys: Keys, model_type: str) -> Stack:
+        """Read a model of one stack: a decoder, an encoder or a vision tower."""
+        self._refuse_declared(keys)
+        family = self._family(keys, model_type)
+        request = self.request
+        tokens, source_tokens = request.tokens, request.kv_tokens
+        if family.image is not None:
+            tokens = self._image_tokens(keys, family)
+        if not is_causal(keys, family) and request.phase == "decode":
+            raise UsageError(
+                f"{self.source}: model_type {model_type} attends in both directions and has no "
+                "phase decode; give --phase prefill"
+            )
+        crosses = "is_decoder" in keys.values and keys.flag("add_cross_attention")
+        if (family.cross_layers or crosses) and source_tokens is None:
+            self.warnings.append(
+                f"cross-attention reads as many tokens as there are: {tokens}; "
+                "--kv-tokens says otherwise"
+            )
+        run = Run(
+            tokens=tokens, batch=request.batch, phase=request.phase, source_tokens=source_tokens
+        )
+        return read_stack(keys, family, run, warnings=self.warnings, crosses_everywhere=crosses)
+
+    def _refuse_declared(self, keys: Keys) -> None:
+        """Refuse by name what the file itself calls by name, whatever else it lacks."""
+        foreign = [word for word in dict.fromkeys(declared_types(keys)) if word not in EXPRESSIBLE]
+        self._refuse(keys)
+        if foreign and not self.request.partial:
+            self._unsupported(keys, foreign)
+
+    def _image_tokens(self, keys: Keys, family: Family) -> int:
+        """Return the tokens that an image makes, unless others were asked for."""
+        assert family.image is not None
+        made = image_tokens(keys, family.image)
+        if self.tokens_given is None or made is None:
+            return made or 1
+        if self.tokens_given != made:
+            self.warnings.append(
+                f"tokens {self.tokens_given} as asked; one image of the file's image_size and "
+                f"patch_size makes {made}"
+            )
+        return self.tokens_given
+
+    def _seq2seq(self, keys: Keys, row: Seq2Seq, model_type: str) -> list[Stack]:
+        """Read an encoder-decoder; in decode the encoder has run already."""
+        request = self.request
+        source = request.kv_tokens
+        if row.source_tokens is not None:
+            fixed = keys.size(row.source_tokens, required=source is None)
+            source = source or fixed
+        encoder_run = Run(tokens=source or request.tokens, batch=request.batch, phase="prefill")
+        decoder_run = Run(
+            tokens=request.tokens,
+            batch=request.batch,
+            phase=request.phase,
+            source_tokens=source or request.tokens,
+        )
+        encoder = read_stack(
+            keys, row.encoder, encoder_run, warnings=self.warnings, prefix="encoder "
+        )
+        if keys.values.get("is_encoder_decoder") is False:
+            if request.phase == "decode":
+                raise UsageError(
+                    f"{self.source}: is_encoder_decoder: false, and an encoder of {model_type} "
+                    "has no phase decode; give --phase prefill"
+                )
+            return [encoder]
+        decoder = read_stack(
+            keys, row.decoder, decoder_run, warnings=self.warnings, crosses_everywhere=True
+        )
+        return [decoder] if self._encoder_ran() else [encoder, decoder]
+
+    def _encoder_ran(self) -> bool:
+        if self.request.phase != "decode":
+            return False
+        self.warnings.append("phase decode: the encoder ran in prefill and is left out")
+        return True
+
+    def _composite(self, keys: Keys) -> list[Stack]:
+        """Read a file that joins two models under ``encoder`` and ``decoder``."""
+        parts = {name: keys.nested(name) for name in ("encoder", "decoder")}
+        for name, part in parts.items():
+            if part is None:
+                keys.fault(name, "is missing; expected the config of a model")
+        self._refuse(keys)
+        encoder, decoder = parts["encoder"], parts["decoder"]
+        assert encoder is not None
+        assert decoder is not None
+        families = [
+            self._family(part, part.word("model_type") or "") for part in (encoder, decoder)
+        ]
+        source = self.request.kv_tokens or self.request.tokens
+        if families[0].image is not None:
+            source = self.request.kv_tokens or image_tokens(encoder, families[0].image) or 1
+        run = Run(tokens=source, batch=self.request.batch, phase="prefill")
+        first = read_stack(encoder, families[0], run, warnings=self.warnings, prefix="encoder ")
+        run = Run(
+            tokens=self.request.tokens,
+            batch=self.request.batch,
+            phase=self.request.phase,
+            source_tokens=source,
+        )
+        second = read_stack(
+            decoder,
+            replace(families[1], causal=True),
+            run,
+            warnings=self.warnings,
+            crosses_everywhere=True,
+        )
+        return [second] if self._encoder_ran() else [first, second]
+
+    def kinds(self, stacks: Sequence[Stack]) -> tuple[LayerKind, ...]:
+        """Build the specs, one for each distinct draft."""
+        grouped: dict[tuple[object, ...], list[Draft]] = {}
+        for stack in stacks:
+            for draft in stack.drafts:
+                grouped.setdefault(draft.identity, []).append(draft)
+        try:
+            kinds = [
+                LayerKind(
+                    name=drafts[0].name,
+                    spec=AttentionSpec(**dict(drafts[0].spec)),
+                    stored=AttentionSpec(**dict(drafts[0].stored)),
+                    indices=tuple(draft.index for draft in drafts),
+                    cached=drafts[0].cached,
+                    norm_biases=drafts[0].norm_biases,
+                )
+                for drafts in grouped.values()
+            ]
+        except SpecError as error:
+            raise UsageError(f"{self.source}: {error}") from error
+        return distinguish(kinds)
+
+
+def _missing(stacks: Sequence[Stack]) -> tuple[MissingLayers, ...]:
+    indices: dict[str, list[int]] = {}
+    for stack in stacks:
+        for index, word in stack.unsupported:
+            indices.setdefault(word, []).append(index)
+    return tuple(MissingLayers(name=name, indices=tuple(found)) for name, found in indices.items())

@@ -1,0 +1,267 @@
+"""One stack of layers (a decoder, an encoder, a vision tower) -> drafts of its layers.
+
+A draft is a kind of layer with its specs not built yet: layers that cost the same have
+equal drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mhaprof.huggingface.facts import Facts, Heads, fact, layer_count, read_facts
+from mhaprof.huggingface.families import Family, Image
+from mhaprof.huggingface.keys import Keys, is_list, shown
+from mhaprof.huggingface.patterns import (
+    CHUNKED,
+    CROSS,
+    EXPRESSIBLE,
+    SLIDING,
+    layer_types,
+    type_key,
+)
+from mhaprof.spec import Phase
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """One layer: its name, the fields of its specs as sorted pairs, and what it caches."""
+
+    name: str
+    index: int
+    spec: tuple[tuple[str, Any], ...]
+    stored: tuple[tuple[str, Any], ...]
+    cached: bool
+    norm_biases: int
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Return what layers of the same kind share."""
+        return (self.name, self.spec, self.stored, self.cached, self.norm_biases)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What is asked of a stack: its tokens, and those of the sequence it crosses to."""
+
+    tokens: int
+    batch: int
+    phase: Phase
+    source_tokens: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """The layers of one stack, and the layers that are no softmax attention."""
+
+    drafts: tuple[Draft, ...]
+    unsupported: tuple[tuple[int, str], ...]
+
+
+def read_stack(
+    keys: Keys,
+    family: Family,
+    run: Run,
+    *,
+    warnings: list[str],
+    prefix: str = "",
+    crosses_everywhere: bool = False,
+) -> Stack:
+    """Draft each layer of one stack.
+
+    ``crosses_everywhere``: each layer has a cross-attention beside its self-attention.
+    Faults are noted in ``keys``; the drafts are then incomplete.
+    """
+    count = layer_count(keys, family)
+    if count is None:
+        read_facts(keys, family, 1, warnings)
+        return Stack(drafts=(), unsupported=())
+    facts = read_facts(keys, family, count, warnings)
+    types = layer_types(keys, family, count)
+    crossing = keys.indices(family.cross_layers, count) if family.cross_layers else set()
+    shared = _shared_layers(keys, family, types)
+    unsupported = tuple(
+        (index, word) for index, word in enumerate(types) if word not in EXPRESSIBLE
+    )
+    limits = _limits(keys, family, types, facts)
+    if facts is None or keys.faults:
+        return Stack(drafts=(), unsupported=unsupported)
+    drafts: list[Draft] = []
+    for index, (word, heads) in enumerate(zip(types, facts.heads, strict=False)):
+        if index in crossing:
+            drafts.append(_cross_draft(index, facts, heads, family, run, prefix))
+            continue
+        if word not in EXPRESSIBLE:
+            continue
+        drafts.append(
+            _self_draft(
+                index, prefix + word, facts, heads, run, limits.get(word, {}), index in shared
+            )
+        )
+        if crosses_everywhere:
+            drafts.append(_cross_draft(index, facts, heads, family, run, prefix))
+    return Stack(drafts=tuple(drafts), unsupported=unsupported)
+
+
+def _limits(
+    keys: Keys, family: Family, types: Sequence[str], facts: Facts | None
+) -> Mapping[str, dict[str, int]]:
+    """Return the window of sliding layers and the chunk of chunked ones, as spec fields."""
+    limits: dict[str, dict[str, int]] = {}
+    if SLIDING in types:
+        window = facts.window if facts is not None else None
+        if keys.given(*family.window) is None:
+            name = family.window[0]
+            held = "is null" if name in keys.values else "is missing"
+            keys.fault(name, f"{held}, and {type_key(keys)} has {SLIDING}")
+        elif window is not None:
+            limits[SLIDING] = {"window": window}
+    if CHUNKED in types:
+        chunk = keys.size("attention_chunk_size", required=True)
+        if chunk is not None:
+            limits[CHUNKED] = {"chunk": chunk}
+    return limits
+
+
+def _shared_layers(keys: Keys, family: Family, types: Sequence[str]) -> range:
+    """Return the last layers, which reuse the keys and values of an earlier one of their type."""
+    count = len(types)
+    if family.kv_shared is None:
+        return range(0)
+    if family.kv_shared not in keys.values:
+        keys.fault(family.kv_shared, "is missing; write 0 if no layer reuses keys and values")
+        return range(0)
+    if keys.values[family.kv_shared] in (0, None) and keys.values[family.kv_shared] is not False:
+        return range(0)
+    shared = keys.size(family.kv_shared)
+    if shared is None:
+        return range(0)
+    if shared >= count or set(types[count - shared :]) - set(types[: count - shared]):
+        keys.fault(
+            family.kv_shared,
+            f"{shared} of {count} layers leave no earlier layer of each type to share with",
+        )
+        return range(0)
+    return range(count - shared, count)
+
+
+def _pairs(fields: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    return tuple(sorted((name, value) for name, value in fields.items() if value is not None))
+
+
+def _shared_fields(facts: Facts, heads: Heads, run: Run) -> dict[str, Any]:
+    """Return the spec fields that self- and cross-attention have in common."""
+    fields: dict[str, Any] = {
+        "batch": run.batch,
+        "phase": run.phase,
+        "dim": facts.dim,
+        "heads": heads.heads,
+        "kv_heads": heads.kv_heads,
+        "head_dim": heads.head_dim,
+        "qkv_bias": facts.qkv_bias,
+        "k_bias": facts.k_bias,
+        "out_bias": facts.out_bias,
+        "qk_norm": facts.qk_norm,
+        "output_gate": facts.output_gate,
+        "sinks": facts.sinks,
+        "softcap": facts.softcap,
+    }
+    if facts.latent is not None:
+        fields.update(vars(facts.latent))
+    return fields
+
+
+def _self_draft(
+    index: int,
+    name: str,
+    facts: Facts,
+    heads: Heads,
+    run: Run,
+    limits: Mapping[str, int],
+    shared: bool,
+) -> Draft:
+    """Draft a self-attention; in decode one token runs against ``run.tokens`` of cache."""
+    decodes = run.phase == "decode"
+    fields = _shared_fields(facts, heads, run) | {
+        "tokens": 1 if decodes else run.tokens,
+        "kv_tokens": run.tokens,
+        "causal": ("bottom-right" if decodes else "top-left") if facts.causal else "none",
+        "kv_proj": not shared,
+        **limits,
+    }
+    return Draft(
+        name=f"{name}, shared kv" if shared else name,
+        index=index,
+        spec=_pairs(fields),
+        stored=_pairs(fields),
+        cached=facts.causal and not shared,
+        norm_biases=_norm_biases(facts, heads),
+    )
+
+
+def _cross_draft(
+    index: int, facts: Facts, heads: Heads, family: Family, run: Run, prefix: str
+) -> Draft:
+    """Draft a cross-attention; in decode its keys and values were projected in prefill."""
+    decodes = run.phase == "decode"
+    fields = _shared_fields(facts, heads, run) | {
+        "tokens": 1 if decodes else run.tokens,
+        "kv_tokens": run.source_tokens or run.tokens,
+        "causal": "none",
+    }
+    if family.cross_layers is not None:
+        fields["qk_norm"] = family.cross_norm
+    return Draft(
+        name=prefix + CROSS,
+        index=index,
+        spec=_pairs(fields | {"kv_proj": not decodes}),
+        stored=_pairs(fields),
+        cached=True,
+        norm_biases=0,
+    )
+
+
+def _norm_biases(facts: Facts, heads: Heads) -> int:
+    """Count the biases of a LayerNorm on q and k, one for each of its weights."""
+    return 2 * heads.head_dim if facts.norm_bias else 0
+
+
+def is_causal(keys: Keys, family: Family) -> bool:
+    """Say whether a stack decodes, without reading its sizes."""
+    if family.bidirectional is not None and keys.flag(family.bidirectional):
+        return False
+    return fact(keys, family.causal)
+
+
+def image_tokens(keys: Keys, image: Image) -> int | None:
+    """Return the tokens of one image: patches that fit, and the learned tokens beside.
+
+    ``image_size`` and ``patch_size`` hold one number or one for each side; a patch that
+    does not fit entirely is dropped, as the convolution drops it.
+    """
+    sides = [_sides(keys, name) for name in ("image_size", "patch_size")]
+    extra = image.extra
+    if image.extra_key is not None and keys.values.get(image.extra_key) != 0:
+        extra += keys.size(image.extra_key) or 0
+    if sides[0] is None or sides[1] is None:
+        return None
+    patches = 1
+    for pixels, patch in zip(sides[0], sides[1], strict=True):
+        if patch > pixels:
+            keys.fault("patch_size", f"{patch} is larger than image_size {pixels}")
+            return None
+        patches *= pixels // patch
+    return patches + extra
+
+
+def _sides(keys: Keys, name: str) -> tuple[int, int] | None:
+    value = keys.values.get(name)
+    if not is_list(value):
+        side = keys.size(name, required=True)
+        return None if side is None else (side, side)
+    if not isinstance(value, Sequence) or len(value) != 2:
+        keys.fault(name, f"{shown(value)} is not one number or two")
+        return None
+    both = keys.sizes(2, name)
+    return None if both is None else (both[0], both[1])

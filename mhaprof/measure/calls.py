@@ -1,0 +1,151 @@
+"""What one timed call does: forward, backward or both, compiled or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from mhaprof.measure.timers import Call, Graph
+from mhaprof.records import Mode
+
+if TYPE_CHECKING:
+    import torch
+
+    Module = Callable[..., torch.Tensor]
+
+GRADIENT_SEED = 1
+"""Seed of the gradient that flows into the result."""
+
+GRAPH_WARM_UPS = 3
+"""Calls on a side stream before a capture, as torch's notes on CUDA graphs ask."""
+
+
+def mode_call(module: Module, inputs: Sequence[torch.Tensor], mode: Mode) -> Call:
+    """Return the call to time.
+
+    ``forward`` runs without gradients.  ``backward`` runs the forward once, now, and
+    times the gradients of all inputs and parameters against an N(0, 1) gradient of
+    the result; nothing is accumulated.  ``forward-backward`` times both.
+    """
+    import torch
+
+    if mode == "forward":
+        return lambda: module(*inputs)
+    tensors = [*_parameters(module), *inputs]
+    wanted = [tensor.requires_grad_() for tensor in tensors if tensor.is_floating_point()]
+    result = module(*inputs)
+    generator = torch.Generator(device=result.device).manual_seed(GRADIENT_SEED)
+    upstream = torch.randn(
+        result.shape, generator=generator, dtype=result.dtype, device=result.device
+    )
+
+    def gradients_of(output: torch.Tensor, *, again: bool) -> object:
+        return torch.autograd.grad(output, wanted, upstream, retain_graph=again, allow_unused=True)
+
+    if mode == "backward":
+        return lambda: gradients_of(result, again=True)
+    # The first result and its graph are not kept: they would count in the peak.
+    return lambda: gradients_of(module(*inputs), again=False)
+
+
+def _parameters(module: Module) -> list[torch.Tensor]:
+    parameters = getattr(module, "parameters", None)
+    return [] if parameters is None else list(parameters())
+
+
+@contextmanager
+def gradients(mode: Mode) -> Iterator[None]:
+    """Run the body with gradients recorded or not, as ``mode`` needs, then restore."""
+    import torch
+
+    with torch.set_grad_enabled(mode != "forward"):
+        yield
+
+
+def finite(results: object) -> bool:
+    """Say whether every tensor in a call's results is finite (None: unused, is)."""
+    import torch
+
+    if isinstance(results, torch.Tensor):
+        return bool(results.isfinite().all())
+    if isinstance(results, tuple):
+        return all(finite(result) for result in results)
+    return True
+
+
+@dataclass(kw_only=True)
+class Compiled:
+    """A compiled module, and whether torch.compile kept its promise.
+
+    ``steady`` marks the end of the first calls: what is compiled after it is a
+    recompilation while timing.
+    """
+
+    module: Module
+    _graphs: int = field(default=0, init=False)
+
+    def steady(self) -> None:
+        """Note that everything should be compiled by now."""
+        self._graphs = _compiled_frames()
+
+    def fallback(self) -> str | None:
+        """Return why the times are not those of one compiled graph, or None."""
+        breaks = _counters()["graph_break"]
+        if breaks:
+            reason = str(next(iter(breaks))).splitlines()[0]
+            return f"torch.compile left its graph {sum(breaks.values())} time(s): {reason}"
+        again = _compiled_frames() - self._graphs
+        if again:
+            return f"torch.compile compiled {again} more time(s) while timing"
+        return None if self._graphs else "torch.compile compiled nothing"
+
+
+@contextmanager
+def compiled(module: Module, *, backend: str = "inductor") -> Iterator[Compiled]:
+    """Compile ``module`` for exactly its shapes, starting from an empty compiler.
+
+    Buffers are not donated to the backward pass, so that it can run more than once.
+    The compiler is emptied again at the end.
+    """
+    import torch
+    import torch._dynamo
+    import torch._functorch.config as functorch_config
+
+    torch._dynamo.reset()
+    _counters().clear()
+    options: dict[str, Any] = {"donated_buffer": False}
+    with functorch_config.patch(options):
+        try:
+            yield Compiled(module=torch.compile(module, dynamic=False, backend=backend))
+        finally:
+            torch._dynamo.reset()
+
+
+def _counters() -> Any:
+    from torch._dynamo.utils import counters
+
+    return counters
+
+
+def _compiled_frames() -> int:
+    return int(_counters()["stats"]["unique_graphs"])
+
+
+def capture(calls: Sequence[Call]) -> Graph:
+    """Capture ``calls``, one after another, into one CUDA graph on the current device."""
+    import torch
+
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(GRAPH_WARM_UPS):
+            for call in calls:
+                call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    return graph

@@ -1,0 +1,144 @@
+"""What has to hold while a module is counted, and is put back afterwards.
+
+No warnings; no fused fast path of nn.MultiheadAttention, which no counter sees;
+nothing compiled; flex_attention replaced by the dense attention of the same shapes,
+since neither tracer can follow the original.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+_FLEX_MODULE = "torch.nn.attention.flex_attention"
+FLEX_CODE = "closed_form_only"
+_FLEX_MESSAGE = (
+    "no counter can follow flex_attention; it is counted as dense attention of the same "
+    "shapes, B*h*N*M*(k+v): blocks that its mask skips are included, score_mod is not"
+)
+
+
+@contextmanager
+def counting() -> Iterator[dict[str, str]]:
+    """Prepare torch for counting; yield the notes (code -> message) taken meanwhile."""
+    notes: dict[str, str] = {}
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        stack.enter_context(_without_fast_path())
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        if _FLEX_MODULE in sys.modules:
+            stack.enter_context(_dense_flex(sys.modules[_FLEX_MODULE], notes))
+        yield notes
+
+
+@contextmanager
+def _replaced(module: Any, replacements: dict[str, Any]) -> Iterator[None]:
+    """Replace those of a module's globals that it has, and put them back."""
+    before = {name: getattr(module, name) for name in replacements if hasattr(module, name)}
+    for name in before:
+        setattr(module, name, replacements[name])
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(module, name, value)
+
+
+@contextmanager
+def _without_fast_path() -> Iterator[None]:
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextmanager
+def _dense_flex(flex: Any, notes: dict[str, str]) -> Iterator[None]:
+    """Let flex_attention end in dense attention, and note that it was used."""
+
+    def dense(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> Any:
+        notes[FLEX_CODE] = _FLEX_MESSAGE
+        if key.size(0) != query.size(0):
+            key, value = (x.expand(query.size(0), -1, -1, -1) for x in (key, value))
+        grouped = bool(query.size(1) != key.size(1))
+        result = functional.scaled_dot_product_attention(query, key, value, enable_gqa=grouped)
+        row = query.new_empty(query.shape[:-1], dtype=torch.float32)
+        return result, row, row
+
+    replaced = {
+        "flex_attention_hop": dense,
+        "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG": True,
+        "_validate_device": lambda *_: None,
+        "_create_empty_block_mask": _no_block_mask,
+    }
+    with _replaced(flex, replaced):
+        yield
+
+
+def _no_block_mask(query: Any, key: Any) -> Any:
+    """Return what flex_attention asks of a block mask; the real one cannot be traced."""
+    flex: Any = sys.modules[_FLEX_MODULE]
+    return SimpleNamespace(
+        BLOCK_SIZE=(flex._LARGE_SPARSE_BLOCK_SIZE, flex._LARGE_SPARSE_BLOCK_SIZE),
+        kv_num_blocks=query,
+        mask_mod=None,
+        as_tuple=lambda: (),
+    )
+
+
+class FusedAttention(TorchFunctionMode):
+    """Send scaled_dot_product_attention to the fused operator, whose backward recomputes.
+
+    On meta tensors torch takes the unfused path.  Masks and dropout multiply nothing
+    of the matmul class and are left out.  Where the caller allows only the math
+    backend, nothing is changed.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is functional.scaled_dot_product_attention and _fused_allowed():
+            return _fused(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _fused_allowed() -> bool:
+    backends = torch.backends.cuda
+    return (
+        backends.flash_sdp_enabled()
+        or backends.mem_efficient_sdp_enabled()
+        or backends.cudnn_sdp_enabled()
+    )
+
+
+def _fused(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
+) -> torch.Tensor:
+    rank = query.dim()
+    q, k, v = (_four_dimensional(tensor) for tensor in (query, key, value))
+    batch = max(q.size(0), k.size(0), v.size(0))
+    q, k, v = (tensor.expand(batch, *tensor.shape[1:]) for tensor in (q, k, v))
+    groups = q.size(1) // k.size(1)
+    k, v = (tensor.repeat_interleave(groups, dim=1) for tensor in (k, v))
+    result = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True)[0]
+    return result.reshape(*query.shape[: rank - 1], value.size(-1))
+
+
+def _four_dimensional(tensor: torch.Tensor) -> torch.Tensor:
+    """View (..., heads, tokens, width) as one batch dimension before heads."""
+    while tensor.dim() < 4:
+        tensor = tensor.unsqueeze(0)
+    return tensor.flatten(0, -4) if tensor.dim() > 4 else tensor

@@ -1,0 +1,304 @@
+"""Count the operations of any module: fvcore and torch side by side, on meta tensors.
+
+One multiply-add is one MAC (what fvcore calls a FLOP); ``flops`` is twice that.
+``count_module`` copies the module onto the meta device, where nothing is allocated or
+computed, runs it once under each counter, and says where the two differ or where
+an operator was left out.  The module that was given is only read.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from mhaprof.errors import UsageError
+from mhaprof.measure.counting_context import FusedAttention, counting
+from mhaprof.measure.fvcore_counter import FvcoreCount, count_with_fvcore
+from mhaprof.measure.meta_copy import MetaCopy, copy_to_meta, inputs_to_meta
+from mhaprof.measure.module_call import ModuleCall
+from mhaprof.measure.meta_answers import DataDependent
+from mhaprof.measure.meta_mode import MetaMode
+from mhaprof.measure.torch_counter import TorchCount, count_with_torch
+from mhaprof.records import Finding
+from mhaprof.units import flops_of
+
+COUNTERS = ("fvcore", "torch")
+_MESSAGE_LIMIT = 240
+_NO_VALUES = ("unallocated storage", "data-independent", "meta tensor", "Meta tensor")
+"""What torch says when an operator needs values that a meta tensor does not have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleFlops:
+    """What one call of a module computes: exact integers, MACs unless a name says otherwise.
+
+    ``macs`` is the number the counters agree on; where they do not, the number of the
+    counter that left nothing out, and a finding.  ``by_operator`` and ``by_module``
+    (qualified names, ``''`` is the root, each with its submodules) sum to it.
+    ``elementwise`` is what fvcore counts for norms and resampling, never part of ``macs``.
+    ``uncounted_ops`` names operators of the matmul class, or unknown ones, without a
+    number, and how often they ran.  ``params`` counts tied weights once.
+    """
+
+    macs: int
+    fvcore_macs: int | None
+    torch_macs: int | None
+    backward_macs: int | None = None
+    by_operator: dict[str, int]
+    by_module: dict[str, int]
+    params: int
+    elementwise: dict[str, int] = field(default_factory=dict)
+    uncounted_ops: dict[str, int] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def flops(self) -> int:
+        """Return FLOPs at two per MAC."""
+        return flops_of(self.macs)
+
+
+def count_module(
+    module: nn.Module,
+    inputs: Sequence[Any],
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    counters: Collection[str] = COUNTERS,
+    backward: bool = False,
+) -> ModuleFlops:
+    """Count one call ``module(*inputs, **kwargs)``.
+
+    ``inputs`` are real or meta tensors, only their shapes and dtypes are used, or any
+    other values.  ``counters`` chooses from ``fvcore`` and ``torch``.  ``backward`` adds
+    the MACs of the backward pass of the sum of all outputs, as torch counts them, with
+    gradients of floating inputs and of all parameters that require them; attention
+    by ``scaled_dot_product_attention`` then counts as the fused kernels do it, which
+    recompute the scores.
+
+    Raises:
+        UsageError: the module cannot be copied or run, or its control flow depends on
+            the values of tensors.
+    """
+    unknown = sorted(set(counters) - set(COUNTERS))
+    if unknown or not counters:
+        raise UsageError(f"counters {', '.join(unknown) or 'are empty'}: choose from fvcore, torch")
+    with counting() as notes:
+        copied = copy_to_meta(module)
+        call = ModuleCall(copied.module, inputs_to_meta((list(inputs), dict(kwargs or {}))))
+        with torch.no_grad():
+            call.materialize()
+            attempts = _Attempts.of(call, counters)
+        if attempts.fvcore is None and attempts.torch is None:
+            raise _failed(module, call, attempts)
+        backward_count = _backward(call) if backward else None
+    findings = [Finding(code=code, message=message) for code, message in notes.items()]
+    return _report(copied, attempts, backward=backward_count, findings=findings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Attempts:
+    """What each counter said, or why it could not."""
+
+    fvcore: FvcoreCount | None = None
+    torch: TorchCount | None = None
+    fvcore_error: Exception | None = None
+    torch_error: Exception | None = None
+
+    @classmethod
+    def of(cls, call: ModuleCall, counters: Collection[str]) -> _Attempts:
+        """Run the module once under each counter; a failure of one does not stop the other."""
+        results: dict[str, Any] = {}
+        if "fvcore" in counters:
+            try:
+                with MetaMode():
+                    results["fvcore"] = count_with_fvcore(call, call.tensors)
+            except Exception as error:  # noqa: BLE001  (any module can break a tracer)
+                results["fvcore_error"] = error
+        if "torch" in counters:
+            try:
+                results["torch"] = count_with_torch(lambda: call(*call.tensors))
+            except Exception as error:  # noqa: BLE001
+                results["torch_error"] = error
+        return cls(**results)
+
+
+def _backward(call: ModuleCall) -> TorchCount:
+    """Count the backward pass of all floating outputs.
+
+    Raises:
+        UsageError: autograd cannot go back through the module on meta tensors.
+    """
+    tensors = tuple(
+        tensor.detach().requires_grad_() if tensor.is_floating_point() else tensor
+        for tensor in call.tensors
+    )
+    try:
+        with MetaMode(), torch.enable_grad(), FusedAttention():
+            outputs = [output for output in call(*tensors) if output.requires_grad]
+            gradients = [torch.empty_like(output) for output in outputs]
+        return count_with_torch(
+            lambda: torch.autograd.backward(outputs, gradients) if outputs else None
+        )
+    except Exception as error:
+        raise UsageError(
+            f"the backward pass of {type(call.counted).__name__} cannot be counted: {_line(error)}"
+        ) from error
+
+
+def _failed(module: nn.Module, call: ModuleCall, attempts: _Attempts) -> UsageError:
+    """Say in one line why neither counter could run the module."""
+    error = attempts.torch_error or attempts.fvcore_error
+    assert error is not None
+    name = f"{type(module).__name__}.forward"
+    place = _place(error)
+    if isinstance(error, DataDependent) or any(text in str(error) for text in _NO_VALUES):
+        error = error if isinstance(error, DataDependent) else DataDependent("by index or list")
+        return UsageError(
+            f"{name} reads values of a tensor ({error}{place}): what it computes depends on "
+            "data, so its operations cannot be counted from shapes"
+        )
+    sizes = ", ".join(str(tuple(tensor.shape)) for tensor in call.tensors)
+    return UsageError(
+        f"{name} cannot be run for counting on tensors of sizes {sizes}: {_line(error)}{place}"
+    )
+
+
+def _place(error: BaseException) -> str:
+    """Return `` at file:line`` of the innermost frame outside torch and mhaprof."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = os.path.dirname(os.path.dirname(__file__))
+    theirs = os.path.dirname(torch.__file__)
+    for frame in reversed(frames):
+        if not frame.filename.startswith((own, theirs, "<")) and "fvcore" not in frame.filename:
+            return f" at {frame.filename}:{frame.lineno}"
+    return ""
+
+
+def _line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    text = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+    return text if len(text) <= _MESSAGE_LIMIT else f"{text[:_MESSAGE_LIMIT]}..."
+
+
+def _report(
+    copied: MetaCopy,
+    attempts: _Attempts,
+    *,
+    backward: TorchCount | None,
+    findings: list[Finding],
+) -> ModuleFlops:
+    fvcore, traced = attempts.fvcore, attempts.torch
+    chosen, complete = _choose(fvcore, traced)
+    findings = [*findings, *_findings(copied, attempts, chosen, complete)]
+    if backward is not None and backward.uncounted_ops:
+        findings.append(
+            Finding(
+                code="uncounted_ops",
+                message=f"backward operators without a count: {_named(backward.uncounted_ops)}",
+                blocking=True,
+            )
+        )
+    return ModuleFlops(
+        macs=chosen.macs,
+        fvcore_macs=fvcore.macs if fvcore else None,
+        torch_macs=traced.macs if traced else None,
+        backward_macs=backward.macs if backward else None,
+        by_operator=chosen.by_operator,
+        by_module=_by_qualified_name(copied.module, chosen.by_module),
+        params=sum(parameter.numel() for parameter in copied.module.parameters()),
+        elementwise=fvcore.elementwise if fvcore else {},
+        uncounted_ops={} if complete else chosen.uncounted_ops,
+        findings=tuple(findings),
+    )
+
+
+def _choose(
+    fvcore: FvcoreCount | None, traced: TorchCount | None
+) -> tuple[FvcoreCount | TorchCount, bool]:
+    """Return the count to report, and whether some counter of that number left nothing out.
+
+    torch sees what operators are made of, fvcore only their names: either may know
+    an operator that the other does not.
+    """
+    if fvcore is None or traced is None:
+        chosen = fvcore or traced
+        assert chosen is not None
+        return chosen, not chosen.uncounted_ops
+    if fvcore.macs == traced.macs:
+        return fvcore, not (fvcore.uncounted_ops and traced.uncounted_ops)
+    if fvcore.uncounted_ops and (not traced.uncounted_ops or traced.macs > fvcore.macs):
+        return traced, not traced.uncounted_ops
+    return fvcore, not fvcore.uncounted_ops
+
+
+def _findings(
+    copied: MetaCopy,
+    attempts: _Attempts,
+    chosen: FvcoreCount | TorchCount,
+    complete: bool,
+) -> Iterator[Finding]:
+    if attempts.fvcore_error is not None:
+        yield Finding(
+            code="fvcore_cannot_trace",
+            message=f"fvcore cannot trace this module ({_line(attempts.fvcore_error)}); "
+            "torch counted alone",
+        )
+    if attempts.torch_error is not None:
+        yield Finding(
+            code="torch_cannot_count",
+            message=f"torch's counter cannot run this module ({_line(attempts.torch_error)}); "
+            "fvcore counted alone",
+        )
+    yield from _disagreement(attempts.fvcore, attempts.torch)
+    if not complete:
+        named = _named(chosen.uncounted_ops)
+        yield Finding(
+            code="uncounted_ops", message=f"operators without a count: {named}", blocking=True
+        )
+    if copied.skipped_hooks:
+        yield Finding(
+            code="hooks_not_run",
+            message=f"forward hooks are not run while counting: {', '.join(copied.skipped_hooks)}",
+        )
+
+
+def _disagreement(fvcore: FvcoreCount | None, traced: TorchCount | None) -> Iterator[Finding]:
+    """Say that the counters differ: blocking, unless one of them names what it left out."""
+    if fvcore is None or traced is None or fvcore.macs == traced.macs:
+        return
+    numbers = f"fvcore {fvcore.macs}, torch {traced.macs} MACs"
+    if bool(fvcore.uncounted_ops) == bool(traced.uncounted_ops):
+        yield Finding(
+            code="counters_disagree", message=f"counters disagree: {numbers}", blocking=True
+        )
+    elif fvcore.uncounted_ops:
+        yield Finding(
+            code="fvcore_incomplete",
+            message=f"fvcore cannot count {_named(fvcore.uncounted_ops)} ({numbers}): "
+            "torch's number is taken",
+        )
+    else:
+        yield Finding(
+            code="torch_incomplete",
+            message=f"torch cannot count {_named(traced.uncounted_ops)} ({numbers}): "
+            "fvcore's number is taken",
+        )
+
+
+def _named(operators: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} (x{calls})" for name, calls in operators.items())
+
+
+def _by_qualified_name(module: nn.Module, counts: Mapping[str, int]) -> dict[str, int]:
+    """Key counts by the module's own names; a module never entered counts 0."""
+    found = {}
+    for name, macs in counts.items():
+        _, inside, qualified = f"{name}.".partition(f"{ModuleCall.CHILD}.")
+        if inside:
+            found[qualified.rstrip(".")] = macs
+    return {name: found.get(name, 0) for name, _ in module.named_modules()}

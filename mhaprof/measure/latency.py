@@ -1,0 +1,385 @@
+"""Take the time of one point: check, warm up, sample, and say under which conditions.
+
+The order is fixed: the first call is timed apart and its result compared with the
+float64 reference; only what passed is warmed up and sampled.  ``Subject`` is all that
+this module knows of attention.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from mhaprof import stats
+from mhaprof.errors import UsageError
+from mhaprof.measure import backend, calls, conditions, devices, numerics, nvidia, sampling
+from mhaprof.measure.sampling import ProgressCallback, Samples, StopRule, WarmUp, sample, warm_up
+from mhaprof.measure.timers import Call, EventTimer, GraphTimer, Timer, WallTimer, launch_bound
+from mhaprof.records import Failed, Finding, Latency, Settings, Skipped
+
+if TYPE_CHECKING:
+    import torch
+
+ACCELERATOR_WARM_UP = WarmUp(min_time_s=0.2)
+"""Warm-up where clocks ramp up under load."""
+
+MOST_ROTATED_INPUTS = 16
+"""Most copies of the inputs that a CUDA graph rotates through."""
+
+LOAD_S = 0.02
+"""Length of the load under which a GPU's clocks and throttle reasons are read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What is timed, and what its result must be.
+
+    ``inputs(k)`` makes the k-th set of inputs, drawn from N(0, 1) with a seed of k, all
+    of the same shapes.  ``reference`` is the float64 result of ``part`` of the problem
+    on set 0: ``part(result)`` cuts the same rows from the module's result (see
+    ``numerics.checked_part``).
+    """
+
+    module: Callable[..., torch.Tensor]
+    inputs: Callable[[int], tuple[torch.Tensor, ...]]
+    reference: torch.Tensor
+    part: Callable[[torch.Tensor], torch.Tensor]
+    tolerance: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """A row's latency, one finding for each of its flags, and whether Ctrl-C ended it."""
+
+    latency: Latency
+    findings: list[Finding]
+    interrupted: bool
+
+
+@dataclass(kw_only=True)
+class _Setup:
+    """What is fixed before the first sample."""
+
+    settings: Settings
+    device: str
+    run: Callable[..., torch.Tensor]
+    inputs: tuple[torch.Tensor, ...]
+    compiled: calls.Compiled | None
+    first_call_s: float = 0.0
+    check: numerics.Check | None = None
+    flags: dict[str, str] = field(default_factory=dict)
+
+
+def measure(
+    subject: Subject,
+    *,
+    settings: Settings,
+    rule: StopRule | None = None,
+    progress: ProgressCallback | None = None,
+    least_s: float | None = None,
+    warn_math: bool = False,
+) -> Timed | Failed | Skipped:
+    """Measure one point under ``settings``, whose device and dtype are set.
+
+    Returns ``Failed`` (``wrong_result``) without any time when the first result is
+    wrong, ``Skipped`` (``backend_unavailable``) with torch's reasons when no kernel
+    takes the problem.  ``least_s`` is the time below which the device's peak is
+    exceeded.  ``warn_math`` is for implementations that leave the backend to torch.
+    Raises UsageError for a timer that the device does not have.
+    """
+    device = settings.device or "cpu"
+    timer = choose_timer(device, settings)
+    with _environment(subject, settings, device) as setup:
+        refused = _first_call(subject, setup)
+        if refused is not None:
+            return refused
+        resolved = backend.resolved_backend(
+            lambda: setup.run(*setup.inputs), compiled=setup.compiled is not None
+        )
+        call = calls.mode_call(setup.run, setup.inputs, settings.mode)
+        refused = _first_gradients(call, setup)
+        if refused is not None:
+            return refused
+        if settings.timer == "graph":
+            timer, call = _graph_timer(subject, setup, timer)
+        return _timed(
+            subject,
+            setup,
+            timer=timer,
+            call=call,
+            rule=rule or StopRule(),
+            progress=progress,
+            resolved=resolved,
+            least_s=least_s,
+            warn_math=warn_math,
+        )
+
+
+def choose_timer(device: str, settings: Settings) -> Timer:
+    """Return the timer that ``settings`` ask for; raises UsageError when there is none.
+
+    ``graph`` is for CUDA, ``events`` for accelerators; ``wall`` works everywhere and,
+    on an accelerator, waits for it in each sample.  ``auto`` is wall on a CPU and events
+    elsewhere.
+    """
+    wanted, kind = settings.timer, device.partition(":")[0]
+    if wanted == "graph" and kind != "cuda":
+        raise UsageError(f"timer graph replays CUDA graphs; device {device} has none")
+    if wanted == "events" and kind == "cpu":
+        raise UsageError("timer events needs an accelerator; on cpu give --timer wall")
+    timer = devices.make_timer(device, cache=settings.cache)
+    if wanted != "wall" or isinstance(timer, WallTimer):
+        return timer
+    flush, wait = timer.flush, timer.synchronize
+    return WallTimer(flush=None if flush is None else lambda: (flush(), wait()))
+
+
+@contextmanager
+def _environment(subject: Subject, settings: Settings, device: str) -> Iterator[_Setup]:
+    """Set threads, TF32, gradients, the current device and the compiler; restore all."""
+    import torch
+
+    with ExitStack() as stack:
+        if device == "cpu":
+            stack.enter_context(devices.threads(settings.threads))
+        elif device.startswith("cuda"):
+            stack.enter_context(torch.cuda.device(torch.device(device)))
+        stack.enter_context(devices.tf32(settings.tf32))
+        stack.enter_context(calls.gradients(settings.mode))
+        compiled = None
+        if settings.compile:
+            compiled = stack.enter_context(calls.compiled(subject.module))
+        yield _Setup(
+            settings=settings,
+            device=device,
+            run=subject.module if compiled is None else compiled.module,
+            inputs=subject.inputs(0),
+            compiled=compiled,
+        )
+
+
+def _first_call(subject: Subject, setup: _Setup) -> Failed | Skipped | None:
+    """Call once, time it apart, and check the result."""
+
+    def call() -> torch.Tensor:
+        result = setup.run(*setup.inputs)
+        synchronize(setup.device)
+        return result
+
+    synchronize(setup.device)
+    started = time.perf_counter()
+    result, reason = backend.refusal_of(call)
+    setup.first_call_s = time.perf_counter() - started
+    if result is None:
+        return Skipped(code="backend_unavailable", message=reason or "")
+    setup.check = numerics.check(
+        subject.part(result.detach()), subject.reference, tolerance=subject.tolerance
+    )
+    if not setup.check.ok:
+        return Failed(code="wrong_result", message=setup.check.message)
+    return None
+
+
+def _first_gradients(call: Call, setup: _Setup) -> Failed | None:
+    """Call the backward pass once, add it to the first call's time, check for NaN."""
+    if setup.settings.mode != "forward":
+        started = time.perf_counter()
+        gradients = call()
+        synchronize(setup.device)
+        setup.first_call_s += time.perf_counter() - started
+        if not calls.finite(gradients):
+            return Failed(code="wrong_result", message="a gradient is NaN or infinite")
+    if setup.compiled is not None:
+        setup.compiled.steady()
+    return None
+
+
+def _timed(
+    subject: Subject,
+    setup: _Setup,
+    *,
+    timer: Timer,
+    call: Call,
+    rule: StopRule,
+    progress: ProgressCallback | None,
+    resolved: str | None,
+    least_s: float | None,
+    warn_math: bool,
+) -> Timed:
+    """Warm up, sample, and assemble the row."""
+    settings, device = setup.settings, setup.device
+    call = _waiting(call, timer, device)
+    warm_rule = WarmUp() if device == "cpu" else ACCELERATOR_WARM_UP
+    warm_calls = warm_up(timer, call, rule=warm_rule, progress=progress)
+    before = conditions.cpu_state()
+    taken = sample(timer, call, rule=rule, progress=progress)
+    after = conditions.cpu_state()
+    if device == "cpu":
+        _note(
+            setup.flags,
+            "contended",
+            conditions.contention(
+                before,
+                after,
+                threads=settings.threads or devices.default_threads(),
+                samples_s=taken.samples_s,
+                process_time_s=taken.process_time_s,
+            ),
+        )
+    elif device.startswith("cuda"):
+        _note_gpu(setup.flags, gpu_under_load(call, device, stats.median(taken.samples_s)))
+    graph_samples = None
+    if isinstance(timer, EventTimer) and launch_bound(taken.samples_s, taken.enqueue_s):
+        setup.flags["launch_bound"] = conditions.FLAG_SENTENCES["launch_bound"]
+        graph_samples = _graph_samples(subject, setup, timer, rule)
+    if setup.compiled is not None:
+        _note(setup.flags, "compile_fallback", setup.compiled.fallback())
+    if least_s is not None and stats.median(taken.samples_s) < least_s:
+        setup.flags["above_peak"] = conditions.FLAG_SENTENCES["above_peak"]
+    return Timed(
+        latency=_latency(
+            setup,
+            taken,
+            timer=timer,
+            warmup_calls=warm_calls,
+            resolved=resolved,
+            graph_samples=graph_samples,
+        ),
+        findings=_findings(setup.flags, taken, rule, resolved if warn_math else None),
+        interrupted=taken.interrupted,
+    )
+
+
+def _latency(
+    setup: _Setup,
+    taken: Samples,
+    *,
+    timer: Timer,
+    warmup_calls: int,
+    resolved: str | None,
+    graph_samples: list[float] | None,
+) -> Latency:
+    """Assemble the record of a row."""
+    settings, device, check = setup.settings, setup.device, setup.check
+    assert check is not None
+    on_cpu = device == "cpu"
+    return Latency(
+        device=device,
+        device_name=devices.device_name(device),
+        dtype=settings.dtype or "float32",
+        threads=(settings.threads or devices.default_threads()) if on_cpu else None,
+        timer=timer.name,
+        cache=timer.cache,
+        mode=settings.mode,
+        compiled=settings.compile,
+        tf32=settings.tf32 if device.startswith("cuda") else None,
+        resolved_backend=resolved,
+        samples_s=taken.samples_s,
+        process_time_s=taken.process_time_s if on_cpu else None,
+        enqueue_s=taken.enqueue_s,
+        graph_samples_s=graph_samples,
+        first_call_s=setup.first_call_s,
+        warmup_calls=warmup_calls,
+        converged=taken.converged,
+        max_error=check.max_error,
+        tolerance=check.tolerance,
+        flags=list(setup.flags),
+    )
+
+
+def _findings(
+    flags: dict[str, str], taken: Samples, rule: StopRule, resolved: str | None
+) -> list[Finding]:
+    """Return one warning for each flag, for a time that did not converge, for math."""
+    found = [Finding(code=code, message=message) for code, message in flags.items()]
+    if not taken.converged and not taken.interrupted and rule.samples is None:
+        message = sampling.why_not_converged(taken.samples_s, rule)
+        found.append(Finding(code="not_converged", message=message))
+    math = backend.math_finding(resolved)
+    return found if math is None else [*found, math]
+
+
+def _note(flags: dict[str, str], flag: str, sentence: str | None) -> None:
+    if sentence is not None:
+        flags[flag] = sentence
+
+
+def _note_gpu(flags: dict[str, str], state: nvidia.GpuState | None) -> None:
+    """Flag throttling and neighbours of a GPU."""
+    if state is None:
+        return
+    if state.throttle_reasons:
+        flags["throttled"] = "the GPU lowered its clocks: " + ", ".join(state.throttle_reasons)
+    if state.other_processes:
+        flags["contended"] = f"{state.other_processes} other process(es) compute on the GPU"
+
+
+def gpu_under_load(call: Call, device: str, call_s: float) -> nvidia.GpuState | None:
+    """Read a GPU's state while it works: idle, it has nothing to throttle."""
+    for _ in range(max(1, min(200, int(LOAD_S / max(call_s, 1e-6))))):
+        call()
+    state = nvidia.gpu_state(device)
+    synchronize(device)
+    return state
+
+
+def _graph_samples(
+    subject: Subject, setup: _Setup, timer: EventTimer, rule: StopRule
+) -> list[float] | None:
+    """Time a launch-bound call as a CUDA graph; None where it cannot be captured."""
+    if not setup.device.startswith("cuda"):
+        return None
+    try:
+        graph_timer, call = _graph_timer(subject, setup, timer)
+    except RuntimeError as error:
+        setup.flags["launch_bound"] += f" (none: {str(error).splitlines()[0]})"
+        return None
+    warm_up(graph_timer, call, rule=ACCELERATOR_WARM_UP)
+    return sample(graph_timer, call, rule=rule).samples_s
+
+
+def _graph_timer(subject: Subject, setup: _Setup, timer: Timer) -> tuple[GraphTimer, Call]:
+    """Capture the call on rotating inputs; return the timer of the replay, and it."""
+    assert isinstance(timer, EventTimer)
+    sets = rotated_inputs(subject, setup.inputs, l2_bytes=devices.l2_bytes(setup.device))
+    graph = calls.capture(
+        [calls.mode_call(setup.run, inputs, setup.settings.mode) for inputs in sets]
+    )
+    return GraphTimer(events=timer, calls=len(sets)), graph.replay
+
+
+def rotated_inputs(
+    subject: Subject, first: tuple[torch.Tensor, ...], *, l2_bytes: int
+) -> Sequence[tuple[torch.Tensor, ...]]:
+    """Return sets of inputs that together fill twice the L2 cache: 2 to 16 of them."""
+    size = max(1, sum(tensor.numel() * tensor.element_size() for tensor in first))
+    count = max(2, min(MOST_ROTATED_INPUTS, -(-2 * l2_bytes // size)))
+    return [first, *(subject.inputs(index) for index in range(1, count))]
+
+
+def _waiting(call: Call, timer: Timer, device: str) -> Call:
+    """Let a wall timer wait for the accelerator inside each sample."""
+    if device == "cpu" or not isinstance(timer, WallTimer):
+        return call
+
+    def call_and_wait() -> object:
+        result = call()
+        synchronize(device)
+        return result
+
+    return call_and_wait
+
+
+def synchronize(device: str) -> None:
+    """Wait until the device has done what was enqueued; nothing on a CPU."""
+    if device == "cpu":
+        return
+    import torch
+
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(torch.device(device))
+    else:
+        torch.accelerator.synchronize()

@@ -1,0 +1,185 @@
+"""Count with torch's FlopCounterMode (2 per MAC), taught the products it does not know."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.utils import flop_counter
+from torch.utils.flop_counter import FlopCounterMode
+
+from mhaprof.measure.meta_mode import MetaMode, kind_of
+from mhaprof.units import FLOPS_PER_MAC
+
+_aten = torch.ops.aten
+Sizes = Any
+_QUERIES = (
+    _aten.size,
+    _aten.sym_size,
+    _aten.stride,
+    _aten.sym_stride,
+    _aten.storage_offset,
+    _aten.sym_storage_offset,
+    _aten.numel,
+    _aten.sym_numel,
+    _aten.dim,
+    _aten.is_contiguous,
+    _aten.sym_is_contiguous,
+    _aten.is_strides_like_format,
+    _aten.is_non_overlapping_and_dense,
+)
+"""Questions about a tensor, which FlopCounterMode leaves to the tensor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchCount:
+    """What FlopCounterMode says, in MACs; module names are torch's (``Root.child``)."""
+
+    macs: int
+    by_operator: dict[str, int]
+    by_module: dict[str, int]
+    uncounted_ops: dict[str, int]
+
+
+def count_with_torch(run: Callable[[], Any]) -> TorchCount:
+    """Count the operators that ``run`` dispatches on meta tensors.
+
+    Raises:
+        AssertionError: a formula returned an odd number of FLOPs.
+    """
+    mode = MetaMode()
+    counter = _LeanFlopCounterMode(display=False, custom_mapping=FORMULAS)
+    with mode, counter:
+        run()
+    table = counter.get_flop_counts()
+    total = table.get("Global", {})
+    return TorchCount(
+        macs=_macs(sum(total.values())),
+        by_operator=_by_operator(total),
+        by_module={name: _macs(sum(counts.values())) for name, counts in table.items()},
+        uncounted_ops=_uncounted(mode),
+    )
+
+
+def _lean_mode() -> Any:
+    """Return FlopCounterMode's own dispatch mode without two costs of it.
+
+    torch wraps the method of every dispatch mode to hide it from the compiler, which
+    imports torch._dynamo (1.5 s); and it tries to decompose every operator, each time.
+    Operators known to be whole are run and counted here, by the same formulas.
+    """
+    stock: Any = flop_counter._FlopCounterMode
+    unwrapped = getattr(stock.__torch_dispatch__, "__wrapped__", None)
+    if unwrapped is None:
+        return stock
+
+    class LeanDispatchMode(stock):  # type: ignore[misc]
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            return False
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        ) -> Any:
+            if not _is_whole(func):
+                return unwrapped(self, func, types, args, kwargs)
+            kwargs = kwargs or {}
+            result = func(*args, **kwargs)
+            packet = func._overloadpacket
+            if packet in self.counter.flop_registry:
+                self.counter._count_flops(packet, result, args, kwargs)
+            return result
+
+    return LeanDispatchMode
+
+
+@lru_cache(maxsize=4096)
+def _is_whole(func: Any) -> bool:
+    """Tell whether an operator reads or computes data and is made of no others."""
+    return (
+        isinstance(func, torch._ops.OpOverload)
+        and func._schema.name.partition("::")[0] != "prim"
+        and torch._C.DispatchKey.CompositeImplicitAutograd not in func.py_kernels
+        and not torch._C._dispatch_has_kernel_for_dispatch_key(
+            func.name(), torch._C.DispatchKey.CompositeImplicitAutograd
+        )
+        and func._overloadpacket not in _QUERIES
+    )
+
+
+class _LeanFlopCounterMode(FlopCounterMode):
+    """FlopCounterMode that starts at once: same formulas, same counting."""
+
+    _mode_class = _lean_mode()
+
+    def __enter__(self) -> _LeanFlopCounterMode:
+        self.flop_counts.clear()
+        self.mod_tracker.__enter__()
+        self.mode = self._mode_class(self)
+        self.mode.__enter__()
+        return self
+
+
+def _by_operator(counts: dict[Any, int]) -> dict[str, int]:
+    named: dict[str, int] = {}
+    for packet, flops in counts.items():
+        name = str(packet).rpartition(".")[2].rstrip("_")
+        named[name] = named.get(name, 0) + _macs(flops)
+    return named
+
+
+def _macs(flops: int) -> int:
+    macs, odd = divmod(flops, FLOPS_PER_MAC)
+    assert not odd, f"FlopCounterMode counted {flops} FLOPs, not a multiple of two"
+    return macs
+
+
+def _uncounted(mode: MetaMode) -> dict[str, int]:
+    """Return the operators that ran and that neither a formula nor the silent list covers."""
+    found: dict[str, int] = {}
+    for func, calls in mode.leaves.items():
+        packet = getattr(func, "_overloadpacket", func)
+        if packet not in flop_counter.flop_registry and packet not in FORMULAS:
+            kind = kind_of(func)
+            found[kind] = found.get(kind, 0) + calls
+    return found
+
+
+def _product(first: int) -> Callable[..., int]:
+    """Make a formula: FLOPs of a product whose left operand is argument ``first``."""
+
+    def flops(*sizes: Sizes, out_shape: Sizes = None, **_: Any) -> int:
+        return FLOPS_PER_MAC * math.prod(out_shape) * int(sizes[first][-1])
+
+    return flops
+
+
+def _addbmm(_added: Sizes, a: Sizes, b: Sizes, *_: Any, **__: Any) -> int:
+    return FLOPS_PER_MAC * math.prod(a) * int(b[-1])
+
+
+def _attention(query: Sizes, key: Sizes, value: Sizes, *_: Any, **__: Any) -> int:
+    pairs = math.prod(query[:-1]) * int(key[-2])
+    return FLOPS_PER_MAC * pairs * (int(query[-1]) + int(value[-1]))
+
+
+FORMULAS: dict[Any, Callable[..., int]] = {
+    _aten.dot: _product(0),
+    _aten.vdot: _product(0),
+    _aten.mv: _product(0),
+    _aten._int_mm: _product(0),
+    _aten.addmv: _product(1),
+    _aten.addmv_: _product(1),
+    _aten.addmm_: _product(1),
+    _aten.baddbmm_: _product(1),
+    _aten._addmm_activation: _product(1),
+    _aten.addbmm: _addbmm,
+    _aten.addbmm_: _addbmm,
+    _aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    _aten._scaled_dot_product_fused_attention_overrideable: _attention,
+}
+"""Operator -> FLOPs (2 per MAC), for what FlopCounterMode leaves out."""

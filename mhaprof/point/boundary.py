@@ -1,0 +1,48 @@
+"""The point boundary: whatever breaks in a measurement becomes that point's outcome."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+
+from mhaprof import formulas
+from mhaprof.errors import MhaprofError, Unavailable
+from mhaprof.records import Failed, Outcome, Point, Result, Skipped
+from mhaprof.spec import AttentionSpec
+
+
+def reference_macs(spec: AttentionSpec) -> int:
+    """Return the MACs of the reference row: one full head without W_O."""
+    return formulas.total_macs(spec.reference())
+
+
+def guarded(point: Point, measure: Callable[[], Outcome]) -> Result:
+    """Run one measurement; whatever breaks in it becomes that point's outcome.
+
+    This is the one place where every exception is caught, so that one broken point
+    never costs the others.  ``KeyboardInterrupt`` passes.
+    """
+    try:
+        outcome = measure()
+    except Unavailable as error:
+        outcome = Skipped(code=error.code, message=str(error))
+    except MhaprofError as error:
+        outcome = Failed(code="refused", message=str(error))
+    except Exception as error:  # noqa: BLE001  (the point boundary)
+        outcome = Failed(
+            code=_code_of(error),
+            message=f"{type(error).__name__}: {_first_line(error)}",
+            traceback=traceback.format_exc(),
+        )
+    return Result(point=point, outcome=outcome, reference_macs=reference_macs(point.spec))
+
+
+def _code_of(error: Exception) -> str:
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return "out_of_memory"
+    return "error"
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else "no message"

@@ -1,0 +1,36 @@
+"""How points are measured: the options that do not change what a number means."""
+
+from __future__ import annotations
+
+from mhaprof.records import Record
+
+COUNTERS = ("fvcore", "torch", "closed-form")
+"""All counters; by default all three count and must agree."""
+
+DEFAULT_CACHE_DTYPE = "bfloat16"
+"""The dtype in which caches and bytes moved are counted unless told otherwise."""
+
+DEFAULT_MIN_TIME_S = 0.5
+DEFAULT_MAX_TIME_S = 15.0
+DEFAULT_PRECISION = 0.01
+
+
+class MeasureOptions(Record):
+    """How to measure; what changes the meaning of a number is in ``records.Settings``.
+
+    ``min_time_s``, ``max_time_s``, ``precision`` (half width of the median's interval
+    / median) and ``samples`` make the stop rule.  ``seed`` draws weights and inputs.
+    ``peak_tflops`` (TFLOP/s) and ``peak_gbps`` (GB/s) replace the device's table.
+    """
+
+    counters: tuple[str, ...] = COUNTERS
+    backward: bool = False
+    cache_dtype: str = DEFAULT_CACHE_DTYPE
+    min_time_s: float = DEFAULT_MIN_TIME_S
+    max_time_s: float = DEFAULT_MAX_TIME_S
+    precision: float = DEFAULT_PRECISION
+    samples: int | None = None
+    seed: int = 0
+    peak_tflops: float | None = None
+    peak_gbps: float | None = None
+    allow_import: bool = False

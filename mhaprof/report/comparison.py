@@ -1,0 +1,164 @@
+"""A comparison as flat rows, as a table to be read, and as sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from mhaprof.compare import REASONS, Comparison, Judgement, PointVerdict
+from mhaprof.report.tabular import Row
+from mhaprof.report.view import Column, View, text
+from mhaprof.units import format_bytes, format_percent, format_ratio, format_seconds
+
+SHOWN_WHEN_EQUAL = ("macs", "latency", "peak_bytes")
+"""Metrics that stand side by side in a full table even where nothing changed."""
+
+_STYLES = {"regressed": "failed", "failed": "failed", "inconclusive": "skipped"}
+
+
+def rows_of(comparison: Comparison) -> list[Row]:
+    """Return one flat row per judgement, sorted by what matters."""
+    return [_row(point, judgement) for point, judgement in comparison.judgements()]
+
+
+def _row(point: PointVerdict, judgement: Judgement) -> Row:
+    return {
+        "name": point.name,
+        "role": point.role,
+        "implementation": point.implementation,
+        "device": point.device,
+        "dtype": point.dtype,
+        "metric": judgement.metric,
+        "verdict": judgement.verdict,
+        "reason": judgement.reason,
+        "gate": judgement.gate,
+        "blocks": judgement.blocks,
+        "base": judgement.base,
+        "new": judgement.new,
+        "ratio": judgement.ratio,
+        "ratio_low": judgement.ratio_low,
+        "ratio_high": judgement.ratio_high,
+        "threshold": judgement.threshold,
+        "p": judgement.p,
+        "message": judgement.message,
+    }
+
+
+def document_of(comparison: Comparison) -> dict[str, Any]:
+    """Return what the JSON document holds beside the rows."""
+    return {
+        "comparison": {
+            "exit_code": comparison.exit_code,
+            "strict": comparison.strict,
+            "points": len(comparison.points),
+            "tally": comparison.tally(),
+            "allowed": [
+                {"key": found.key, "base": found.base, "new": found.new, "points": found.points}
+                for found in comparison.allowed
+            ],
+        }
+    }
+
+
+def view_of(comparison: Comparison, *, title: str, everything: bool) -> View:
+    """Return the table: all points, or only what is not as it was.
+
+    ``everything`` shows the main metrics of every point side by side.
+    """
+    rows = [
+        {**_row(point, judgement), "status": _STYLES.get(judgement.verdict)}
+        for point, judgement in comparison.judgements()
+        if _is_shown(judgement, everything=everything)
+    ]
+    return View(title=title, columns=_COLUMNS, rows=rows, notes=sentences(comparison))
+
+
+def _is_shown(judgement: Judgement, *, everything: bool) -> bool:
+    if judgement.verdict != "unchanged":
+        return True
+    return everything and (
+        judgement.metric in SHOWN_WHEN_EQUAL or judgement.reason == "still_skipped"
+    )
+
+
+def _verdict(row: Row) -> str:
+    warns = row["gate"] == "warn" and row["verdict"] in ("regressed", "failed")
+    return f"{row['verdict']} (warns)" if warns else str(row["verdict"])
+
+
+def _value(row: Row, side: str) -> str:
+    """Word one side of a metric in its unit; counts stay exact."""
+    value = row[side]
+    if value is None:
+        return ""
+    form = {"latency": format_seconds, "peak_bytes": format_bytes}.get(row["metric"])
+    return form(value) if form else str(value)
+
+
+def _ratio(row: Row) -> str:
+    """Word the ratio; an exact one that is not 1 shows digits until it differs from 1."""
+    if row["ratio"] is None:
+        return ""
+    if row["ratio_low"] is not None and row["ratio_high"] is not None:
+        interval = f" [{format_ratio(row['ratio_low'])}, {format_ratio(row['ratio_high'])}]"
+        return format_ratio(row["ratio"]) + interval
+    worded = format_ratio(row["ratio"])
+    return worded if row["ratio"] == 1 or float(worded) != 1 else repr(row["ratio"])
+
+
+def _threshold(row: Row) -> str:
+    return "" if row["threshold"] is None else format_percent(row["threshold"])
+
+
+_COLUMNS = (
+    text("point", "name"),
+    text("implementation", "implementation"),
+    text("metric", "metric"),
+    Column(title="base", cell=lambda row: _value(row, "base")),
+    Column(title="new", cell=lambda row: _value(row, "new")),
+    Column(title="new / base [95 %]", cell=_ratio),
+    Column(title="threshold", cell=_threshold),
+    Column(title="verdict", cell=_verdict, numeric=False),
+    text("reason", "reason"),
+)
+
+
+def sentences(comparison: Comparison) -> list[str]:
+    """Return what the comparison means, in sentences; what fails comes first."""
+    lines = [f"fails: {_sentence(point, found)}" for point, found in comparison.blocking()]
+    if comparison.strict:
+        undecided = comparison.inconclusive()
+        lines += [f"not decided: {_sentence(point, found)}" for point, found in undecided]
+    lines += [f"allowed difference: {difference}" for difference in comparison.allowed]
+    lines.append(_tallied(comparison.tally(), len(comparison.points)))
+    return lines
+
+
+def _sentence(point: PointVerdict, judgement: Judgement) -> str:
+    return f"{point.label}: {judgement.message} ({judgement.reason}: {meaning(judgement.reason)})"
+
+
+def meaning(reason: str) -> str:
+    """Return what a reason code means, in words."""
+    return REASONS[reason][1]
+
+
+def _tallied(tally: Mapping[Any, int], total: int) -> str:
+    counted = ", ".join(f"{number} {verdict}" for verdict, number in tally.items())
+    return f"{total} point{'' if total == 1 else 's'}: {counted or 'none'}"
+
+
+def conclusion(comparison: Comparison, *, update: str) -> Iterable[str]:
+    """Yield how a gate ended and what to do next; ``update`` is the command that accepts."""
+    code = comparison.exit_code
+    if code == 1:
+        yield "the gate fails: something became worse"
+        yield f"if the change is meant, accept it: {update}"
+    elif code == 4:
+        yield "the gate fails: a point is broken, as it was before"
+    elif code == 5:
+        yield "the gate is not decided, and --strict wants it to be: measure more rounds"
+    elif comparison.inconclusive():
+        yield "the gate passes; inconclusive points are too noisy to tell, neither good nor bad"
+    else:
+        yield "the gate passes"

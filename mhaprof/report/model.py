@@ -1,0 +1,192 @@
+"""What a model's attention costs, as rows and as tables: one row a kind, one for the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mhaprof.huggingface.cost import Cost, ModelCost
+from mhaprof.huggingface.plan import ranges
+from mhaprof.report.tabular import SPEC_COLUMNS, Row
+from mhaprof.report.view import Column, View, count, number, text
+from mhaprof.units import format_bytes, format_percent, format_ratio
+
+COST_COLUMNS = (
+    "macs",
+    "flops",
+    "macs_exact",
+    "core_macs",
+    "core_macs_exact",
+    "share_projections",
+    "share_core",
+    "tokens_core_overtakes",
+    "tokens_core_overtakes_exact",
+    "params",
+    "norm_params",
+    "sink_params",
+    "kv_bytes_per_token",
+    "kv_cache_bytes",
+    "kv_cache_bytes_full",
+    "arithmetic_intensity",
+)
+
+COLUMNS = (
+    "name",
+    "role",
+    "model",
+    "model_type",
+    "what_if",
+    "layers",
+    "layer_indices",
+    "layers_missing",
+    *SPEC_COLUMNS,
+    "cache_dtype",
+    *COST_COLUMNS,
+)
+"""The columns of a model's rows; in a row of role ``layer`` all counts are of one layer."""
+
+
+def model_rows(cost: ModelCost, *, what_if: str | None = None) -> list[Row]:
+    """Return a row of role ``layer`` for each kind, and one of role ``total``.
+
+    ``what_if`` names the change that the rows show; None is the model as it is.
+    """
+    plan = cost.plan
+    shared = {
+        "model": plan.source,
+        "model_type": plan.model_type,
+        "what_if": what_if,
+        "cache_dtype": cost.cache_dtype,
+    }
+    rows: list[Row] = []
+    for kind, each in zip(plan.kinds, cost.kinds, strict=True):
+        row: Row = dict.fromkeys(COLUMNS) | shared
+        row.update(kind.spec.model_dump())
+        row.update(name=kind.name, role="layer", layer_indices=ranges(kind.indices))
+        row.update(_costs(each))
+        rows.append(row)
+    total: Row = dict.fromkeys(COLUMNS) | shared
+    total.update(name="model", role="total", layers_missing=plan.layers_missing)
+    total.update(_costs(cost.total))
+    total.update({field: _common(rows, field) for field in ("batch", "tokens", "phase")})
+    return [*rows, total]
+
+
+def _costs(cost: Cost) -> Row:
+    return {"layers": cost.layers} | {name: getattr(cost, name) for name in COST_COLUMNS}
+
+
+def _common(rows: Sequence[Row], field: str) -> object:
+    """Return the value that all rows share, or None."""
+    values = {row[field] for row in rows}
+    return values.pop() if len(values) == 1 else None
+
+
+def model_views(rows: Sequence[Row], *, notes: Sequence[str]) -> list[View]:
+    """Return the table of the model as it is and, with what-ifs, the changes beside it."""
+    plain = [row for row in rows if row["what_if"] is None]
+    total = plain[-1]
+    views = [
+        View(
+            title=f"{total['model']}: attention of one forward pass ({_shape(plain)})",
+            columns=_columns(),
+            rows=plain,
+            notes=[
+                "Rows of a kind are of one layer; the last row is the model: all layers. "
+                "MACs: 1 per multiply-add; exact: only pairs that the mask lets through.",
+                *notes,
+            ],
+        )
+    ]
+    if len(plain) < len(rows):
+        views.append(_change_view(rows))
+    return views
+
+
+def _shape(rows: Sequence[Row]) -> str:
+    self_rows = [row for row in rows if row["role"] == "layer"]
+    first = self_rows[-1]
+    tokens = first["kv_tokens"] if first["phase"] == "decode" else first["tokens"]
+    held = "tokens of cache" if first["phase"] == "decode" else "tokens"
+    return f"{first['phase']}, batch {first['batch']}, {tokens} {held}"
+
+
+def _columns() -> list[Column]:
+    return [
+        text("kind", "name"),
+        count("layers", "layers"),
+        count("tokens", "tokens"),
+        count("kv tokens", "kv_tokens"),
+        count("heads", "heads"),
+        count("kv heads", "kv_heads"),
+        count("head dim", "head_dim"),
+        Column(title="window", cell=_limit, numeric=False),
+        count("MACs, dense", "macs"),
+        count("MACs, exact", "macs_exact"),
+        number("core", "share_core", format_percent),
+        count("core overtakes at", "tokens_core_overtakes"),
+        count("params", "params"),
+        count("KV bytes/token", "kv_bytes_per_token"),
+        number("KV cache", "kv_cache_bytes", format_bytes),
+        number("without window", "kv_cache_bytes_full", format_bytes),
+        number("FLOPs/byte", "arithmetic_intensity", lambda value: f"{value:.1f}"),
+    ]
+
+
+def _limit(row: Row) -> str:
+    if row["chunk"] is not None:
+        return f"chunk {row['chunk']}"
+    return "" if row["window"] is None else str(row["window"])
+
+
+_METRICS = (
+    ("MACs, dense", "macs"),
+    ("MACs, exact", "macs_exact"),
+    ("core overtakes at", "tokens_core_overtakes"),
+    ("params", "params"),
+    ("KV bytes/token", "kv_bytes_per_token"),
+    ("KV cache bytes", "kv_cache_bytes"),
+    ("FLOPs/byte", "arithmetic_intensity"),
+)
+
+
+def _change_view(rows: Sequence[Row]) -> View:
+    """Set each number of each what-if beside the number as it is, with their ratio."""
+    changes = list(dict.fromkeys(row["what_if"] for row in rows))
+    groups = [[row for row in rows if row["what_if"] == change] for change in changes]
+    lines: list[Row] = []
+    for same in zip(*groups, strict=True):
+        for title, key in _METRICS:
+            values = [row[key] for row in same]
+            line: Row = {"name": same[0]["name"], "metric": title, "value 0": _short(values[0])}
+            for index, value in enumerate(values[1:], start=1):
+                line[f"value {index}"] = _short(value)
+                line[f"ratio {index}"] = _ratio(value, values[0])
+            lines.append(line)
+    columns = [text("kind", "name"), text("number", "metric"), _right("as it is", "value 0")]
+    for index, change in enumerate(changes[1:], start=1):
+        columns += [_right(str(change), f"value {index}"), _right("ratio", f"ratio {index}")]
+    return View(title="What if", columns=columns, rows=lines)
+
+
+def _right(title: str, key: str) -> Column:
+    return Column(title=title, cell=lambda row: str(row[key]))
+
+
+def _short(value: int | float | None) -> str:
+    if value is None:
+        return ""
+    return str(value) if isinstance(value, int) else f"{value:.1f}"
+
+
+def _ratio(value: float | None, base: float | None) -> str:
+    return format_ratio(value / base) if value is not None and base else ""
+
+
+def preset_view(rows: Sequence[Row]) -> View:
+    """Return the table of presets."""
+    return View(
+        title="Presets",
+        columns=[text("preset", "name"), text("model_type", "model_type"), text("facts", "note")],
+        rows=rows,
+        notes=["mhaprof model --preset NAME; also in flops, latency and sweep."],
+    )

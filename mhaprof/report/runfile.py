@@ -1,0 +1,211 @@
+"""Read a run's rows back, from whatever file they were written to.
+
+JSON (``--format json``, a record of a run, or a baseline), JSON Lines, CSV, or the
+SQLite file of a sweep; told apart by content.  Nothing heavy is imported.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from mhaprof.compare import RunRows
+from mhaprof.errors import NotComparable, UsageError
+from mhaprof.records import SCHEMA_VERSION, Environment, Run
+from mhaprof.report.tabular import Row, row_of
+
+_SQLITE = b"SQLite format 3\x00"
+_REQUIRED = ("name", "implementation", "status")
+_STATUSES = ("ok", "skipped", "failed")
+
+
+def load_run(path: Path) -> RunRows:
+    """Return the rows of a run file, rounds of one point folded into one row.
+
+    Raises UsageError when the file is missing, is none of the formats, or is newer
+    than this mhaprof.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
+    environment = None
+    if content.startswith(_SQLITE):
+        rows = _from_store(path)
+    else:
+        text = _decoded(content, path)
+        if text.lstrip().startswith(("{", "[")):
+            rows, environment = _from_json(text, path)
+        else:
+            rows = _from_csv(text, path)
+    _check_rows(rows, path)
+    return RunRows(source=str(path), rows=fold_rounds(rows), environment=environment)
+
+
+def load_baseline(path: Path) -> RunRows:
+    """Return the rows of a baseline; raises NotComparable when there is no such file."""
+    if not path.exists():
+        raise NotComparable(
+            f"there is no baseline {path}; make one of a run you trust: mhaprof baseline update RUN"
+        )
+    return load_run(path)
+
+
+def _decoded(content: bytes, path: Path) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{path}: byte {error.start} is not UTF-8; expected a run file: "
+            "JSON, JSON Lines, CSV or SQLite"
+        ) from error
+
+
+def _from_json(text: str, path: Path) -> tuple[list[Row], Environment | None]:
+    """Read ``{"rows": ...}``, a record of a run, a list of rows, or one row a line."""
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        lines = text.splitlines()
+        if error.msg == "Extra data" and len(lines) > 1:
+            return _from_json_lines(lines, path), None
+        raise UsageError(f"{path}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from error
+    if isinstance(document, list):
+        return list(document), None
+    if "rows" not in document and "results" not in document:
+        if "name" in document:
+            return [document], None
+        raise UsageError(f"{path}: no rows in it; expected the output of --format json")
+    version = document.get("schema_version", SCHEMA_VERSION)
+    if not isinstance(version, int) or version > SCHEMA_VERSION:
+        raise UsageError(
+            f"{path}: schema_version {version} is newer than this mhaprof reads "
+            f"({SCHEMA_VERSION}); upgrade mhaprof"
+        )
+    try:
+        if "results" in document:
+            run = Run.model_validate(document)
+            return [row_of(result, latency=True) for result in run.results], run.environment
+        found = document.get("environment")
+        environment = None if found is None else Environment.model_validate(found)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise UsageError(f"{path}: {place}: {first['msg']}") from error
+    rows = document["rows"]
+    return (list(rows) if isinstance(rows, list) else [rows]), environment
+
+
+def _from_json_lines(lines: Iterable[str], path: Path) -> list[Row]:
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            raise UsageError(f"{path}:{number}:{error.colno}: not JSON: {error.msg}") from error
+    return rows
+
+
+def _from_csv(text: str, path: Path) -> list[Row]:
+    """Read CSV with a header; the type of a value follows from its column."""
+    reader = csv.DictReader(io.StringIO(text))
+    missing = [name for name in _REQUIRED if name not in (reader.fieldnames or ())]
+    if missing:
+        raise UsageError(
+            f"{path}: neither JSON nor SQLite, and as CSV it lacks the column "
+            f"{', '.join(missing)}; expected a run file of mhaprof"
+        )
+    rows: list[Row] = []
+    for row in reader:
+        if None in row or None in row.values():
+            raise UsageError(f"{path}:{reader.line_num}: not as many fields as the header has")
+        try:
+            rows.append({name: _typed(name, value) for name, value in row.items()})
+        except ValueError as error:
+            raise UsageError(f"{path}:{reader.line_num}: {error}") from error
+    return rows
+
+
+def _typed(column: str, text: str) -> Any:
+    """Return the value of a CSV field; an empty field is None."""
+    from mhaprof.store.columns import kind_of
+
+    kind = kind_of(column)
+    try:
+        if text == "" or kind == "TEXT":
+            return text or None
+        if kind == "INTEGER":
+            return int(text)
+        if kind == "REAL":
+            return float(text)
+        if kind == "BOOLEAN":
+            return {"true": True, "false": False, "1": True, "0": False}[text.lower()]
+        return json.loads(text) if kind == "JSON" else text
+    except (ValueError, KeyError):
+        raise ValueError(f"{column}: {text!r} is not of type {kind}") from None
+
+
+def _from_store(path: Path) -> list[Row]:
+    """Read the SQLite file of a sweep; each row carries its own torch and driver."""
+    from mhaprof.store.reading import Reader
+
+    with Reader(path) as reader:
+        environments = {key: found for key, (_, found) in reader.environments().items()}
+        rows = []
+        for row in reader.rows():
+            environment = environments.get(row.pop("environment", None) or "")
+            if environment is not None:
+                row["torch"] = environment.software.get("torch")
+                row["driver"] = environment.hardware.get("driver")
+            rows.append(row)
+        return rows
+
+
+def _check_rows(rows: Sequence[Any], path: Path) -> None:
+    """Raise UsageError for what is no row, so that nothing below meets a surprise."""
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, dict):
+            raise UsageError(f"{path}: row {number} is a {type(row).__name__}, not an object")
+        missing = [name for name in _REQUIRED if row.get(name) is None]
+        if missing:
+            raise UsageError(f"{path}: row {number} has no {', '.join(missing)}")
+        if row["status"] not in _STATUSES:
+            raise UsageError(
+                f"{path}: row {number}: status {row['status']!r} is not one of "
+                f"{', '.join(_STATUSES)}"
+            )
+
+
+def fold_rounds(rows: Sequence[Row]) -> list[Row]:
+    """Fold the rounds of one point (rows that differ in ``round``) into one row each.
+
+    The medians of the rounds become ``replicate_medians_s``.  A round that did not
+    end ok makes the row what that round was.
+    """
+    if not any(row.get("round") is not None for row in rows):
+        return list(rows)
+    groups: dict[object, list[Row]] = {}
+    for place, row in enumerate(rows):
+        key = row.get("identity") or place
+        groups.setdefault((key, row.get("name")), []).append(row)
+    return [_folded(group) for group in groups.values()]
+
+
+def _folded(rounds: Sequence[Row]) -> Row:
+    broken = next((row for row in rounds if row["status"] != "ok"), None)
+    if broken is not None or len(rounds) == 1:
+        return dict(broken or rounds[0])
+    medians = [row["latency_median_s"] for row in rounds if row.get("latency_median_s")]
+    flags = {flag for row in rounds for flag in str(row.get("flags") or "").split()}
+    folded = dict(rounds[0]) | {"flags": " ".join(sorted(flags)) or None}
+    if len(medians) > 1:
+        folded |= {"replicate_medians_s": medians, "replicates": len(medians)}
+    return folded

@@ -1,0 +1,124 @@
+"""The view of times: one row a point, and which implementation is fastest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from mhaprof.report.tabular import Row
+from mhaprof.report.view import Column, View, count, number, status, text
+from mhaprof.spec import AttentionSpec
+from mhaprof.units import format_bytes, format_percent, format_seconds
+
+SAME_PROBLEM = (*AttentionSpec.model_fields, "device", "dtype", "threads", "mode", "cache")
+"""The columns that have to be equal for two times to be compared."""
+
+
+def latency_view(rows: Sequence[Row], *, title: str, compare: bool = True) -> View:
+    """Show medians with their spread, how they were taken, and rates."""
+    columns = [text("name", "name"), text("implementation", "implementation")]
+    columns += [count(name, name) for name in ("batch", "tokens", "dim", "heads")]
+    columns += [text("device", "device"), text("dtype", "dtype")]
+    if any(row.get("threads") is not None for row in rows):
+        columns.append(count("threads", "threads"))
+    columns += [
+        number("median", "latency_median_s", format_seconds),
+        Column(title="95 % interval", cell=_interval),
+        number("p5", "latency_p5_s", format_seconds),
+        number("p95", "latency_p95_s", format_seconds),
+        count("samples", "samples"),
+        text("converged", "converged"),
+    ]
+    if any(row.get("replicates") for row in rows):
+        columns.append(number("spread of processes", "replicate_spread", format_percent))
+    columns += [
+        number("TFLOP/s (dense)", "tflops_per_s", _rate),
+        text("timer", "timer"),
+        text("cache", "cache"),
+        text("backend", "resolved_backend"),
+    ]
+    if any(row.get("macs_exact") != row.get("macs") for row in rows):
+        columns.append(number("TFLOP/s (exact pairs)", "tflops_per_s_exact", _rate))
+    if any(row.get("bound") for row in rows):
+        columns += [
+            text("bound", "bound"),
+            number("attained", "attained_fraction", format_percent),
+        ]
+    columns.append(number("predicted peak", "predicted_peak_bytes", format_bytes))
+    if any(row.get("peak_bytes") is not None for row in rows):
+        columns.append(number("measured peak", "peak_bytes", format_bytes))
+    columns.append(status())
+    notes = comparison_notes(rows) if compare else []
+    return View(title=title, columns=columns, rows=rows, notes=notes)
+
+
+def _interval(row: Row) -> str:
+    low, high = row.get("latency_ci_low_s"), row.get("latency_ci_high_s")
+    if low is None or high is None:
+        return ""
+    return f"{format_seconds(low)} .. {format_seconds(high)}"
+
+
+def _rate(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def comparison_notes(rows: Sequence[Row]) -> list[str]:
+    """Say for each problem that several implementations ran which was fastest.
+
+    The ratio of medians is given with the interval that the two medians' 95 % intervals
+    span; intervals that overlap are "not distinguishable".
+    """
+    notes = []
+    for name, group in _problems(rows).items():
+        if len(group) < 2:
+            continue
+        ordered = sorted(group, key=lambda row: row["latency_median_s"])
+        fastest, rest = ordered[0], ordered[1:]
+        notes.append(
+            f"{name}: fastest is {fastest['implementation']}, "
+            f"{format_seconds(fastest['latency_median_s'])}; "
+            + "; ".join(_against(fastest, row) for row in rest)
+            + "."
+        )
+    return notes
+
+
+def _problems(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Group the timed rows of one problem under one name."""
+    groups: dict[str, list[Row]] = {}
+    labels: dict[str, str] = {}
+    for row in rows:
+        if row.get("latency_median_s") is None:
+            continue
+        key = json.dumps([row.get(name) for name in SAME_PROBLEM], default=str)
+        groups.setdefault(key, []).append(row)
+        labels.setdefault(key, _label(row))
+    return {f"{labels[key]}": group for key, group in groups.items()}
+
+
+def _label(row: Row) -> str:
+    threads = "" if row.get("threads") is None else f", {row['threads']} threads"
+    return f"{row['name']} ({row['device']}, {row['dtype']}{threads})"
+
+
+def _against(fastest: Row, row: Row) -> str:
+    ratio = row["latency_median_s"] / fastest["latency_median_s"]
+    low, high = ratio_bounds(fastest, row)
+    if low is not None and high is not None:
+        spread = f" ({low:.2f} .. {high:.2f})"
+        if low <= 1:
+            return f"{row['implementation']} is not distinguishable, {ratio:.2f} times{spread}"
+        return f"{row['implementation']} takes {ratio:.2f} times{spread}"
+    return f"{row['implementation']} takes {ratio:.2f} times"
+
+
+def ratio_bounds(base: Row, new: Row) -> tuple[Any, Any]:
+    """Return the least and largest ratio new/base that the intervals allow, or Nones."""
+    keys = ("latency_ci_low_s", "latency_ci_high_s")
+    if any(row.get(key) is None for row in (base, new) for key in keys):
+        return None, None
+    low = new["latency_ci_low_s"] / base["latency_ci_high_s"]
+    high = new["latency_ci_high_s"] / base["latency_ci_low_s"]
+    return low, high

@@ -1,0 +1,4 @@
+"""Where points are measured: this process, worker processes, Ray actors.
+
+Same records in and out; only the transport differs.
+"""

@@ -1,0 +1,38 @@
+"""What a driver and its workers say to each other: one JSON document a line.
+
+They talk through a socket of their own, so that whatever a worker or the libraries
+in it print can never be taken for a record.
+"""
+
+from __future__ import annotations
+
+from mhaprof.records import Environment, Record, Result
+
+
+class Hello(Record):
+    """A worker's first message: it is ready, and where it is."""
+
+    environment: Environment
+
+
+class Answer(Record):
+    """The result of a task; ``device_lost`` asks for a fresh worker."""
+
+    result: Result
+    device_lost: bool = False
+
+
+class Lines:
+    """Bytes as they arrive -> the lines that are complete."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Return the lines that ``data`` completes, without their newlines."""
+        *complete, rest = data.split(b"\n")
+        if complete:
+            complete[0] = b"".join(self._parts) + complete[0]
+            self._parts = []
+        self._parts.append(rest)
+        return complete

@@ -1,0 +1,174 @@
+"""Measure in worker processes, one per lane, kept warm from task to task."""
+
+from __future__ import annotations
+
+import selectors
+import time
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+
+from mhaprof.errors import Unavailable
+from mhaprof.point.boundary import reference_macs
+from mhaprof.records import Failed, Result
+from mhaprof.runners.base import MEASURER, Admit, Done, Task
+from mhaprof.runners.messages import Answer, Hello
+from mhaprof.runners.process import Lane, WorkerProcess
+
+DEFAULT_TIMEOUT_S = 600.0
+"""How long one task may take before its worker is killed."""
+
+START_TIMEOUT_S = 180.0
+"""How long a worker may take to say hello: imports from a cold network disk."""
+
+TICK_S = 0.5
+"""How often deadlines and deaths are looked for when nothing is heard."""
+
+
+class WorkerRunner:
+    """Measure tasks in worker processes.
+
+    A worker that crashes, is killed, or takes longer than ``timeout_s`` (None: no
+    limit) fails its task alone; a fresh one goes on.  Raises Unavailable (code
+    ``worker_start``) when a worker dies before its first task: the next would too.
+    """
+
+    def __init__(
+        self,
+        lanes: Sequence[Lane],
+        *,
+        timeout_s: float | None = DEFAULT_TIMEOUT_S,
+        measurer: str = MEASURER,
+    ) -> None:
+        self._lanes = lanes
+        self._timeout_s = timeout_s
+        self._measurer = measurer
+        self._workers: list[WorkerProcess] = []
+        self._selector = selectors.DefaultSelector()
+
+    def run(self, tasks: Sequence[Task], admit: Admit) -> Generator[Done]:
+        """Yield every task's result as it lands; a lane starts its tasks in their order."""
+        waiting = _Waiting(tasks)
+        served = {device for lane in self._lanes for device in lane.serves}
+        assert {task.device for task in tasks} <= served, "a task that no lane can do"
+        try:
+            for lane in self._lanes:
+                if waiting.has_for(lane):
+                    self._start(lane)
+            while waiting or any(worker.task is not None for worker in self._workers):
+                heard = self._heard()
+                for worker in heard:
+                    yield from self._serve(worker, waiting, admit)
+                for worker in [worker for worker in self._workers if worker not in heard]:
+                    yield from self._check(worker, waiting)
+        finally:
+            self._kill_all()
+
+    def _start(self, lane: Lane) -> None:
+        worker = WorkerProcess(lane, measurer=self._measurer)
+        self._workers.append(worker)
+        self._selector.register(worker, selectors.EVENT_READ)
+
+    def _drop(self, worker: WorkerProcess) -> None:
+        self._workers.remove(worker)
+        self._selector.unregister(worker)
+
+    def _heard(self) -> list[WorkerProcess]:
+        events = self._selector.select(timeout=TICK_S)
+        return [key.fileobj for key, _ in events if isinstance(key.fileobj, WorkerProcess)]
+
+    def _serve(self, worker: WorkerProcess, waiting: _Waiting, admit: Admit) -> Iterator[Done]:
+        """Take what a worker says: its hello, an answer, or its end."""
+        messages = worker.receive()
+        if messages is None:
+            yield from self._replace(worker, waiting, None)
+            return
+        for message in messages:
+            if not worker.ready:
+                hello = Hello.model_validate_json(message)
+                admit(worker.lane.name, worker.lane.serves[0], hello.environment)
+                worker.ready = True
+                self._next(worker, waiting)
+                continue
+            answer = Answer.model_validate_json(message)
+            task = worker.task
+            assert task is not None
+            if answer.device_lost:
+                worker.task = None
+                yield from self._replace(worker, waiting, None)
+            else:
+                # The next task starts before this one is stored: no worker waits for a disk.
+                self._next(worker, waiting)
+            yield Done(task=task, result=answer.result, lane=worker.lane.name)
+
+    def _next(self, worker: WorkerProcess, waiting: _Waiting) -> None:
+        task = waiting.pop_for(worker.lane)
+        worker.task = None
+        if task is not None:
+            worker.send(task)
+
+    def _check(self, worker: WorkerProcess, waiting: _Waiting) -> Iterator[Done]:
+        """End a worker that is dead or beyond its time."""
+        elapsed_s = time.monotonic() - worker.since_s
+        if worker.has_exited():
+            yield from self._replace(worker, waiting, None)
+        elif not worker.ready and elapsed_s > START_TIMEOUT_S:
+            raise Unavailable(
+                f"a worker did not start within {START_TIMEOUT_S:.0f} s", code="worker_start"
+            )
+        elif worker.task and self._timeout_s is not None and elapsed_s > self._timeout_s:
+            message = f"took longer than --timeout {self._timeout_s:g} s; its worker was killed"
+            failed = Failed(code="timeout", message=message, traceback=worker.output() or None)
+            yield from self._replace(worker, waiting, failed)
+
+    def _replace(
+        self, worker: WorkerProcess, waiting: _Waiting, failed: Failed | None
+    ) -> Iterator[Done]:
+        """End a worker, fail its task, and start another if there is work for it."""
+        self._drop(worker)
+        if failed is not None or (worker.ready and worker.task is None):
+            worker.kill()
+        else:
+            failed = worker.bury()
+        if not worker.ready:
+            assert failed is not None
+            last = (failed.traceback or failed.message).splitlines()[-1]
+            raise Unavailable(f"a worker cannot start: {last}", code="worker_start")
+        if waiting.has_for(worker.lane):
+            self._start(worker.lane)
+        if worker.task is not None and failed is not None:
+            yield Done(task=worker.task, result=_failed(worker.task, failed), lane=worker.lane.name)
+
+    def _kill_all(self) -> None:
+        for worker in list(self._workers):
+            self._drop(worker)
+            worker.kill()
+
+
+def _failed(task: Task, failed: Failed) -> Result:
+    return Result(point=task.point, outcome=failed, reference_macs=reference_macs(task.point.spec))
+
+
+class _Waiting:
+    """Tasks that nobody works on yet, in order, by the device that they ask for."""
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self._queues: dict[str, deque[tuple[int, Task]]] = {}
+        for number, task in enumerate(tasks):
+            self._queues.setdefault(task.device, deque()).append((number, task))
+
+    def __bool__(self) -> bool:
+        return any(self._queues.values())
+
+    def _queues_of(self, lane: Lane) -> list[deque[tuple[int, Task]]]:
+        return [queue for device in lane.serves if (queue := self._queues.get(device))]
+
+    def has_for(self, lane: Lane) -> bool:
+        """Say whether a task waits that this lane can do."""
+        return bool(self._queues_of(lane))
+
+    def pop_for(self, lane: Lane) -> Task | None:
+        """Take the first task that this lane can do."""
+        queues = self._queues_of(lane)
+        if not queues:
+            return None
+        return min(queues, key=lambda queue: queue[0][0]).popleft()[1]

@@ -1,0 +1,208 @@
+"""The writer of a result file: the driver of a sweep, and nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from mhaprof.records import Environment, Result, Role
+from mhaprof.store.columns import is_big, sql_type, to_sql
+from mhaprof.store.connection import connect_to_write, worded
+from mhaprof.store.lock import WriterLock
+
+KEY_COLUMNS = ("identity", "round", "environment", "lane", "finished")
+"""The columns of ``rows`` that come from the store; the others come from the caller."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedRow:
+    """One planned row: its identity, its place in the plan and what it is called."""
+
+    identity: str
+    ordinal: int
+    name: str
+    role: Role
+    implementation: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One result to store: the record, its flat row, and where it was measured.
+
+    ``row`` holds at least ``status`` and ``reason``; ``environment`` is a fingerprint
+    that ``add_environment`` knows and ``lane`` the device, core or actor that measured
+    it; both are None for what was not measured at all.
+    """
+
+    identity: str
+    round: int
+    result: Result
+    row: Mapping[str, Any]
+    environment: str | None = None
+    lane: str | None = None
+    finished: str = ""
+
+
+class Store:
+    """Write one result file; a context manager.
+
+    Creates the file and its folder; an older version is migrated.  Every method that
+    writes is one transaction, on disk when it returns.  Raises Unavailable (codes
+    ``store_locked``, ``disk_full``, ``store_io``) and UsageError (not writable, not
+    ours, damaged, newer), each with one line.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with worded(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = WriterLock(path)
+        try:
+            self._connection = connect_to_write(path)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file and let others write it."""
+        self._connection.close()
+        self._lock.release()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """Make everything in the body one transaction, rolled back on any exception."""
+        connection = self._connection
+        try:
+            with worded(self.path):
+                connection.execute("BEGIN IMMEDIATE")
+                yield
+                connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+
+    def describe(self, facts: Mapping[str, str], *, keep: bool = False) -> None:
+        """Keep facts about the run (config, settings); ``keep`` lets older ones stand."""
+        action = "IGNORE" if keep else "REPLACE"
+        with self._transaction():
+            self._connection.executemany(
+                f"INSERT OR {action} INTO meta (key, value) VALUES (?, ?)", facts.items()
+            )
+
+    def plan(self, points: Sequence[PlannedRow], *, keep: bool = False) -> None:
+        """Keep what is planned, in order.
+
+        Points that are no longer planned stay if they have results, or with ``keep``.
+        """
+        with self._transaction():
+            if not keep:
+                self._connection.execute(
+                    "DELETE FROM points WHERE identity NOT IN (SELECT identity FROM results)"
+                )
+            self._connection.executemany(
+                "INSERT OR REPLACE INTO points (identity, ordinal, name, role, implementation) "
+                "VALUES (?, ?, ?, ?, ?)",
+                [(p.identity, p.ordinal, p.name, p.role, p.implementation) for p in points],
+            )
+
+    def finished(self) -> dict[tuple[str, int], str]:
+        """Return the status of every stored result, by identity and round."""
+        with worded(self.path):
+            found = self._connection.execute("SELECT identity, round, status FROM results")
+            return {(identity, number): status for identity, number, status in found}
+
+    def environments(self) -> list[tuple[str, str, Environment]]:
+        """Return (fingerprint, device, environment) of all that was used, in that order."""
+        with worded(self.path):
+            found = self._connection.execute(
+                "SELECT fingerprint, device, environment FROM environments ORDER BY first_used"
+            ).fetchall()
+        return [
+            (fingerprint, device, Environment.model_validate_json(text))
+            for fingerprint, device, text in found
+        ]
+
+    def add_environment(self, fingerprint: str, device: str, environment: Environment) -> None:
+        """Keep an environment, unless it is known."""
+        with self._transaction():
+            self._connection.execute(
+                "INSERT OR IGNORE INTO environments VALUES (?, ?, ?, ?)",
+                (fingerprint, device, _now(), environment.model_dump_json()),
+            )
+
+    def commit(self, entries: Sequence[Entry]) -> None:
+        """Store results, replacing those of the same identity and round.
+
+        An interrupt while writing is honoured after the write.
+        """
+        if not entries:
+            return
+        try:
+            self._write(entries)
+        except KeyboardInterrupt:
+            self._write(entries)
+            raise
+
+    def _write(self, entries: Sequence[Entry]) -> None:
+        with self._transaction():
+            known = {row[1] for row in self._connection.execute("PRAGMA table_info(rows)")}
+            for entry in entries:
+                self._write_one(entry, known)
+
+    def _write_one(self, entry: Entry, known: set[str]) -> None:
+        finished = entry.finished or _now()
+        key = (entry.identity, entry.round)
+        execute = self._connection.execute
+        execute(
+            "INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                *key,
+                entry.row["status"],
+                entry.row["reason"],
+                entry.environment,
+                entry.lane,
+                finished,
+                entry.result.model_dump_json(),
+            ),
+        )
+        flat = {name: value for name, value in entry.row.items() if name not in KEY_COLUMNS}
+        for name in [name for name in flat if name not in known]:
+            execute(f"ALTER TABLE rows ADD COLUMN {quoted(name)} {sql_type(name)}")
+            known.add(name)
+        names = [*KEY_COLUMNS, *flat]
+        values = [*key, entry.environment, entry.lane, finished, *map(to_sql, flat.values())]
+        execute(
+            f"INSERT OR REPLACE INTO rows ({', '.join(map(quoted, names))}) "
+            f"VALUES ({', '.join('?' * len(names))})",
+            values,
+        )
+        execute("DELETE FROM big_integers WHERE identity = ? AND round = ?", key)
+        for name, value in flat.items():
+            if is_big(value):
+                execute("INSERT INTO big_integers VALUES (?, ?, ?, ?)", (*key, name, str(value)))
+
+
+def quoted(name: str) -> str:
+    """Return a column's name as SQL takes it."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

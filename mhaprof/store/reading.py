@@ -1,0 +1,177 @@
+"""The reader of a result file: rows, records and what is missing.
+
+Reads while a sweep writes; each call sees what was committed when it began.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from mhaprof.records import Environment, Result
+from mhaprof.store.columns import from_sql, kind_of
+from mhaprof.store.connection import connect_to_read, worded
+from mhaprof.store.database import KEY_COLUMNS, Entry, PlannedRow, quoted
+
+CHUNK = 5000
+"""Rows fetched at once: bounds memory, costs nothing in time."""
+
+_ORDER = (
+    "LEFT JOIN points ON points.identity = {table}.identity "
+    "ORDER BY ordinal, {table}.identity, round"
+)
+
+
+class Reader:
+    """Read one result file; a context manager.
+
+    Raises UsageError when there is no such file, or it is damaged, newer or not ours.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._connection = connect_to_read(path)
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._connection.close()
+
+    def _select(self, query: str, parameters: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
+        with worded(self.path):
+            cursor = self._connection.execute(query, parameters)
+            cursor.arraysize = CHUNK
+            while chunk := cursor.fetchmany():
+                yield from chunk
+
+    def meta(self) -> dict[str, str]:
+        """Return the facts that ``Store.describe`` kept."""
+        return dict(self._select("SELECT key, value FROM meta"))
+
+    def environments(self) -> dict[str, tuple[str, Environment]]:
+        """Return (device, environment) by fingerprint, in order of first use."""
+        found = self._select(
+            "SELECT fingerprint, device, environment FROM environments ORDER BY first_used"
+        )
+        return {
+            fingerprint: (device, Environment.model_validate_json(text))
+            for fingerprint, device, text in found
+        }
+
+    def points(self) -> list[PlannedRow]:
+        """Return what is planned, in order."""
+        found = self._select(
+            "SELECT identity, ordinal, name, role, implementation FROM points ORDER BY ordinal"
+        )
+        return [
+            PlannedRow(
+                identity=identity,
+                ordinal=ordinal,
+                name=name,
+                role=role,
+                implementation=implementation,
+            )
+            for identity, ordinal, name, role, implementation in found
+        ]
+
+    def count(self) -> int:
+        """Return the number of stored results."""
+        return int(next(self._select("SELECT count(*) FROM results"))[0])
+
+    def statuses(self) -> dict[tuple[str, str | None], int]:
+        """Return the number of results by status and reason."""
+        found = self._select(
+            "SELECT status, reason, count(*) FROM results GROUP BY status, reason ORDER BY 1, 2"
+        )
+        return {(status, reason): number for status, reason, number in found}
+
+    def missing(self) -> int:
+        """Return the number of planned points that have no result at all yet."""
+        (found,) = next(
+            self._select(
+                "SELECT count(*) FROM points WHERE identity NOT IN (SELECT identity FROM results)"
+            )
+        )
+        return int(found)
+
+    def columns(self) -> list[str]:
+        """Return the columns of a row: what was measured, then the store's own."""
+        found = [row[1] for row in self._select("PRAGMA table_info(rows)")]
+        return [name for name in found if name not in KEY_COLUMNS] + list(KEY_COLUMNS)
+
+    def tuples(self, columns: Sequence[str], *, limit: int = -1) -> Iterator[tuple[Any, ...]]:
+        """Yield rows as tuples in the order of the plan; ``limit`` < 0 yields all."""
+        selected = ", ".join("rows." + quoted(name) for name in columns)
+        order = _ORDER.format(table="rows")
+        found = self._select(
+            f"SELECT rows.identity, rows.round, {selected} FROM rows {order} LIMIT ?", [limit]
+        )
+        convert = [
+            (place, name)
+            for place, name in enumerate(columns)
+            if kind_of(name) in ("BOOLEAN", "JSON")
+        ]
+        places = {name: place for place, name in enumerate(columns)}
+        exact = self._big_integers()
+        for identity, number, *values in found:
+            for place, name in convert:
+                values[place] = from_sql(name, values[place])
+            for name, value in exact.get((identity, number), {}).items():
+                if name in places:
+                    values[places[name]] = value
+            yield tuple(values)
+
+    def rows(self, *, limit: int = -1) -> Iterator[dict[str, Any]]:
+        """Yield rows as dicts in the order of the plan; ``limit`` < 0 yields all."""
+        columns = self.columns()
+        for values in self.tuples(columns, limit=limit):
+            yield dict(zip(columns, values, strict=True))
+
+    def _big_integers(self) -> Mapping[tuple[str, int], dict[str, int]]:
+        found: dict[tuple[str, int], dict[str, int]] = defaultdict(dict)
+        query = "SELECT identity, round, column_name, value FROM big_integers"
+        for identity, number, name, value in self._select(query):
+            found[identity, number][name] = int(value)
+        return found
+
+    def results(self) -> Iterator[Result]:
+        """Yield the full records, raw samples included, in the order of the plan."""
+        order = _ORDER.format(table="results")
+        for (text,) in self._select(f"SELECT results.result FROM results {order}"):
+            yield Result.model_validate_json(text)
+
+    def texts(self) -> Iterator[tuple[str, int, str]]:
+        """Yield (identity, round, record as JSON), in no particular order."""
+        yield from self._select("SELECT identity, round, result FROM results")
+
+    def entries(self) -> Iterator[Entry]:
+        """Yield everything that is stored about each result, to store it elsewhere."""
+        columns = self.columns()
+        rest = {
+            (identity, number): rest
+            for identity, number, *rest in self._select(
+                "SELECT identity, round, environment, lane, finished, result FROM results"
+            )
+        }
+        places = [columns.index(name) for name in ("identity", "round")]
+        for values in self.tuples(columns):
+            identity, number = (values[place] for place in places)
+            environment, lane, finished, text = rest[identity, number]
+            yield Entry(
+                identity=identity,
+                round=number,
+                result=Result.model_validate_json(text),
+                row=dict(zip(columns, values, strict=True)),
+                environment=environment,
+                lane=lane,
+                finished=finished,
+            )

@@ -1,0 +1,9 @@
+"""Expand, skip what is stored, drive a runner, store each point as it lands."""
+
+from __future__ import annotations
+
+from mhaprof.sweep.drive import drive
+from mhaprof.sweep.lanes import lanes_for
+from mhaprof.sweep.plan import PlanEntry, Shard
+
+__all__ = ["PlanEntry", "Shard", "drive", "lanes_for"]

@@ -1,0 +1,106 @@
+"""``mhaprof claim``: reproduced by exact counts, and refused when it does not hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mhaprof import formulas, paper
+from mhaprof.records import Measured
+from mhaprof.spec import AttentionSpec
+
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+def test_the_claim_is_reproduced(mhaprof: Any) -> None:
+    ran = mhaprof("claim", "--format", "json")
+    assert ran.code == 0
+    assert ran.json["claim"] == {"holds": True}
+    cases = {(row["heads"], row["out_proj"]): row for row in ran.rows}
+    assert cases[1, False]["role"] == "reference"
+    assert cases[1, False]["fvcore_flops"] == 60129542144
+    assert cases[8, True]["fvcore_flops"] == 68719476736
+    assert cases[8, False]["fvcore_flops"] == 60129542144
+    assert set(cases) == {(heads, w_o) for heads in (1, 2, 4, 8, 16, 32) for w_o in (True, False)}
+    for (_, out_proj), row in cases.items():
+        expected = 68719476736 if out_proj else 60129542144
+        assert row["fvcore_flops"] == row["torch_macs"] == row["closed_form_macs"] == expected
+        assert row["flops"] == 2 * expected
+        assert row["ratio_to_reference"] == pytest.approx(expected / 60129542144)
+        assert row["params"] == (4 if out_proj else 3) * 512 * 512
+        assert row["softmax_ops"] == 3 * 32 * row["heads"] * 1024 * 1024
+
+
+def test_the_claim_is_explained_in_sentences(mhaprof: Any) -> None:
+    ran = mhaprof("claim")
+    assert ran.code == 0
+    for title in (
+        "case", "heads", "W_O", "FLOPs (fvcore, 1 MAC = 1)", "FLOPs (1 MAC = 2)",
+        "ratio to one full head", "parameters", "softmax operations",
+    ):  # fmt: skip
+        assert title in ran.out
+    assert "Reproduced: with 1, 2, 4, 8, 16 and 32 heads the count is the same" in ran.out
+    assert "heads cancels everywhere" in ran.out
+    assert "0.07 % of the operations at 1 head and 2.34 % at 32" in ran.out
+
+
+def test_heads_that_do_not_divide_dim_are_left_out(mhaprof: Any) -> None:
+    ran = mhaprof("claim", "--dim", 24, "--tokens", 16, "--batch", 1, "--format", "json")
+    assert ran.code == 0
+    assert {row["heads"] for row in ran.rows} == {1, 2, 4, 8}
+
+
+@pytest.fixture
+def dishonest_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the closed form of four heads differ by one MAC."""
+    honest: Callable[..., dict[str, int]] = formulas.stage_macs
+
+    def one_off(spec: AttentionSpec, *, exact: bool = False) -> dict[str, int]:
+        macs = honest(spec, exact=exact)
+        if spec.heads == 4:
+            macs["scores"] += 1
+        return macs
+
+    monkeypatch.setattr(formulas, "stage_macs", one_off)
+
+
+@pytest.mark.usefixtures("dishonest_heads")
+def test_counters_that_disagree_are_printed_marked_and_exit_1(mhaprof: Any) -> None:
+    ran = mhaprof("claim", "--format", "json")
+    assert ran.code == 1
+    assert ran.json["claim"] == {"holds": False}
+    marked = [row["name"] for row in ran.rows if row["status"] == "failed"]
+    assert marked == ["4 heads, W_O", "4 heads, no W_O"]
+    assert {row["reason"] for row in ran.rows if row["status"] == "failed"} == {"counters_disagree"}
+    assert "fvcore 68719476736, torch 68719476736, closed form 68719476737" in ran.err
+
+
+def test_a_claim_that_does_not_hold_is_not_called_reproduced() -> None:
+    from mhaprof.point import count_point
+
+    points = paper.claim_points(dim=64, tokens=8, batch=1)
+    counted = {}
+    for point in points:
+        outcome = count_point(point, counters=["closed-form"]).outcome
+        assert isinstance(outcome, Measured)
+        assert outcome.counts is not None
+        counted[point.name] = outcome.counts
+    assert paper.judge(points, counted).holds
+    wrong = counted["2 heads, no W_O"].model_copy(update={"macs": 7})
+    verdict = paper.judge(points, {**counted, "2 heads, no W_O": wrong})
+    assert not verdict.holds
+    assert verdict.sentences[0].startswith("NOT reproduced: 2 heads, no W_O costs 7, not ")
+    del counted["4 heads, W_O"]
+    assert not paper.judge(points, counted).holds
+
+
+@pytest.mark.parametrize(("format", "name"), [("csv", "claim.csv"), ("markdown", "claim.md")])
+def test_the_stored_result_is_what_the_command_regenerates(
+    mhaprof: Any, tmp_path: Path, format: str, name: str
+) -> None:
+    ran = mhaprof("claim", "--format", format, "-o", tmp_path / name)
+    assert ran.code == 0
+    assert (tmp_path / name).read_text() == (RESULTS / name).read_text()
