@@ -274,6 +274,8 @@ def _comparison(sign: str, left: Part, right: Part) -> Part:
         a, b = left(fields), right(fields)
         if a is None or b is None:
             return False
+        if isinstance(a, str) is not isinstance(b, str):
+            raise TypeError(f"{a!r} and {b!r} have no order")
         return apply(a, b)
 
     return part

@@ -7,14 +7,20 @@ resolved) are two types.  A point is made of, later wins: the defaults of ``spec
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from mhaprof.config_file import ELSEWHERE, SYNONYMS, ConfigFile, Metric, SettingsSection
-from mhaprof.config_file import config_schema as config_schema
-from mhaprof.errors import ConfigError, LocatedFault, SpecError
+from mhaprof.config_file import (
+    CONFIG_VERSION,
+    ELSEWHERE,
+    SYNONYMS,
+    ConfigFile,
+    Metric,
+    SettingsSection,
+    schema_text,
+)
+from mhaprof.errors import ConfigError, Fault, LocatedFault, SpecError
 from mhaprof.expansion import Expansion, ReadModel
 from mhaprof.grid import Axis, distinct
 from mhaprof.located import FaultList, Loc, check
@@ -22,7 +28,7 @@ from mhaprof.planned import ModelSource, ModuleRef, PlannedPoint, Skip
 from mhaprof.sections import Permissions, Sections
 from mhaprof.spec import checked_fields
 from mhaprof.yaml_source import parse_yaml, read_text
-from mhaprof.yaml_tree import ListNode, MapNode, Node
+from mhaprof.yaml_tree import ListNode, MapNode, Node, ScalarNode
 
 __all__ = [
     "Config",
@@ -31,9 +37,9 @@ __all__ = [
     "PlannedPoint",
     "SettingsSection",
     "Skip",
-    "config_schema",
     "load_config",
     "parse_config",
+    "schema_text",
 ]
 
 
@@ -94,12 +100,10 @@ def parse_config(
     tree, faults = _mapping(text, file)
     checked = check(ConfigFile, tree, file=file, synonyms=SYNONYMS, elsewhere=ELSEWHERE)
     faults += checked.faults
-    written, sound = checked.value, tree
-    if written is None:
-        # Plan what is sound, so that the faults which only planning finds are told too.
-        sound = _without(tree, checked.places)
-        written = check(ConfigFile, sound, file=file).value
-    if written is None:
+    # The sound part is planned all the same: faults that only planning finds are told too.
+    sound = tree if checked.value else _without(tree, checked.places)
+    written = checked.value or check(ConfigFile, sound, file=file).value
+    if written is None or _is_newer(tree) or ("defaults",) in {p[:1] for p in checked.places}:
         raise ConfigError(faults)
     planning = FaultList(file=file, tree=sound)
     groups = Sections(
@@ -109,15 +113,77 @@ def parse_config(
         permissions=Permissions(allow_import=allow_import, implementations=implementations),
     ).groups()
     entries = Expansion(faults=planning, read_model=read_model).run(groups)
-    faults += [fault for fault in planning.faults if checked.value or fault.message not in _VAIN]
+    faults += planning.faults
+    if not entries and not faults:
+        message = "nothing to measure; give points, sweep, model or module"
+        faults = [LocatedFault(file=file, line=1, column=1, key="points", message=message)]
     if faults:
-        raise ConfigError(faults)
+        raise ConfigError(distinct(faults))
     return Config(
         file=file,
         name=written.name or Path(file).stem,
         text=text,
         entries=entries,
-        settings=written.settings or SettingsSection(),
+        settings=written.settings or SettingsSection.model_validate({}),
         measure=written.measure,
         reference=written.reference,
     )
+
+
+def _axes(overrides: Mapping[str, Sequence[object]]) -> tuple[Axis, ...]:
+    """Return one axis for each field that flags give, its values in their types."""
+    faults: list[Fault] = []
+    axes = []
+    for name, values in overrides.items():
+        rows = []
+        for value in values:
+            try:
+                rows.append((checked_fields({name: value}).get(name),))
+            except SpecError as error:
+                faults += error.faults
+        axes.append(Axis(fields=(name,), rows=distinct(rows)))
+    if faults:
+        raise SpecError(faults)
+    return tuple(axes)
+
+
+def _mapping(text: str, file: str) -> tuple[MapNode, list[LocatedFault]]:
+    """Read the text, which has to hold a mapping."""
+    tree, faults = parse_yaml(text, file=file)
+    if isinstance(tree, MapNode):
+        return tree, faults
+    if not faults:
+        line, column = (tree.line, tree.column) if tree else (1, 1)
+        kind = "list" if isinstance(tree, ListNode) else "single value"
+        found = f"a {kind} is not a mapping of keys" if tree else "the file is empty"
+        message = f"{found}; start with version: {CONFIG_VERSION}, then points or sweep"
+        faults = [LocatedFault(file=file, line=line, column=column, key="file", message=message)]
+    raise ConfigError(faults)
+
+
+def _is_newer(tree: MapNode) -> bool:
+    """Say whether the file is of a later version, whose other faults mean nothing here."""
+    version = tree.value("version")
+    value = version.value if isinstance(version, ScalarNode) else None
+    return isinstance(value, int) and value > CONFIG_VERSION
+
+
+def _without(tree: MapNode, places: Iterable[Loc]) -> MapNode:
+    """Return the tree without the entries of lists and the keys that have faults."""
+    faulty = {place[:2] for place in places} | {place[:1] for place in places if len(place) == 1}
+    entries: list[tuple[ScalarNode, Node]] = []
+    for key, value in tree.entries:
+        indices = {place[1] for place in faulty if place[0] == key.text and len(place) == 2}
+        listed = isinstance(value, ListNode) and all(isinstance(i, int) for i in indices)
+        if key.text == "version" or (key.text,) in faulty or (indices and not listed):
+            continue
+        if isinstance(value, ListNode) and indices:
+            items = tuple(item for i, item in enumerate(value.items) if i not in indices)
+            if items:
+                kept = ListNode(line=value.line, column=value.column, items=items)
+                entries.append((key, kept))
+        else:
+            entries.append((key, value))
+    version = ScalarNode(line=1, column=1, value=CONFIG_VERSION, text=str(CONFIG_VERSION))
+    named = ScalarNode(line=1, column=1, value="version", text="version")
+    return MapNode(line=tree.line, column=tree.column, entries=((named, version), *entries))

@@ -7,6 +7,7 @@ points of it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -21,6 +22,8 @@ from pydantic import (
     model_validator,
 )
 from pydantic.fields import FieldInfo
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
 
 from mhaprof.conditions import Condition, ConditionError, read_condition
 from mhaprof.config_values import (
@@ -138,7 +141,7 @@ def _range_or_value(value: object, handler: Callable[[object], object]) -> objec
     try:
         values = range_values(value)
     except RangeError as error:
-        raise refusal(f"{shown(value)} {error}") from None
+        raise refusal(f"{shown(value)}: {error}") from None
     handler(values[0])
     return _RangeValues(values)
 
@@ -346,11 +349,25 @@ ELSEWHERE: Mapping[str, str] = {
 """Where a key belongs that stands in a section that has none of that name."""
 
 
-def config_schema() -> dict[str, Any]:
-    """Return the JSON Schema (draft 2020-12) of a configuration file."""
-    schema = ConfigFile.model_json_schema()
-    return {
+class _EditorSchema(GenerateJsonSchema):
+    """Leave out what editors would only repeat: titles, and that nothing is the default."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        """Set no titles: they repeat the keys."""
+        return False
+
+    def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
+        """Drop a default of null."""
+        made = super().default_schema(schema)
+        return {key: value for key, value in made.items() if (key, value) != ("default", None)}
+
+
+def schema_text() -> str:
+    """Return the JSON Schema (draft 2020-12) of a configuration file, as JSON text."""
+    made = ConfigFile.model_json_schema(schema_generator=_EditorSchema)
+    schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **made,
         "title": "mhaprof configuration",
-        **{key: value for key, value in schema.items() if key != "title"},
     }
+    return json.dumps(schema, indent=2) + "\n"

@@ -41,9 +41,6 @@ class Expansion:
                 message = f"the file makes {total} points up to here; at most {MAX_POINTS}"
                 self.faults.add(group.loc, str(group.loc[0] if group.loc else "model"), message)
                 return ()
-        if not groups:
-            message = "nothing to measure; give points, sweep, model or module"
-            self.faults.add((), "points", message)
         for group in groups:
             self.expand(group, value_at(self.faults.tree, group.loc))
         return tuple(self.points.values())

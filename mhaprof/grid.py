@@ -88,15 +88,15 @@ def range_values(given: Mapping[str, Any]) -> list[int]:
     out).  Raises ``RangeError``.
     """
     if len(given) != 1 or not set(given) <= {"pow2", "range"}:
-        raise RangeError("is not a range; expected {pow2: [64, 8192]} or {range: [8, 64, 8]}")
+        raise RangeError("expected {pow2: [64, 8192]} or {range: [8, 64, 8]}")
     kind, bounds = next(iter(given.items()))
     lengths = (2,) if kind == "pow2" else (2, 3)
     if not isinstance(bounds, list) or len(bounds) not in lengths:
         wanted = "[first, last]" if kind == "pow2" else "[first, last, step]"
-        raise RangeError(f"is not right: {kind} takes {wanted}")
+        raise RangeError(f"{kind} takes {wanted}")
     numbers = [_whole(bound, kind) for bound in bounds]
     if numbers[1] < numbers[0]:
-        raise RangeError(f"is empty: {kind} goes up, and {numbers[1]} is below {numbers[0]}")
+        raise RangeError(f"{kind} goes up, and {numbers[1]} is below {numbers[0]}")
     return _powers(*numbers) if kind == "pow2" else _steps(*numbers)
 
 
@@ -105,7 +105,7 @@ def _whole(value: object, kind: str) -> int:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise RangeError(f"is not right: {kind} takes whole numbers of at least 1")
+        raise RangeError(f"{kind} takes whole numbers of at least 1")
     return value
 
 
@@ -114,7 +114,7 @@ def _powers(first: int, last: int) -> list[int]:
         if end & (end - 1):
             below = 1 << (end.bit_length() - 1)
             raise RangeError(
-                f"is not right: pow2 goes from one power of two to another, and {end} is "
+                f"pow2 goes from one power of two to another, and {end} is "
                 f"none; the nearest are {below} and {2 * below}"
             )
     return [1 << power for power in range(first.bit_length() - 1, last.bit_length())]
@@ -123,5 +123,5 @@ def _powers(first: int, last: int) -> list[int]:
 def _steps(first: int, last: int, step: int = 1) -> list[int]:
     count = (last - first) // step + 1
     if count > MAX_POINTS:
-        raise RangeError(f"has {count} values; at most {MAX_POINTS} are planned")
+        raise RangeError(f"{count} values; at most {MAX_POINTS} are planned")
     return list(range(first, last + 1, step))

@@ -110,7 +110,7 @@ def _located(detail: ErrorDetails, tree: MapNode, *, words: _Words, file: str) -
         place = (parent.key(key) if isinstance(parent, MapNode) else None) or place
         message = _unknown_key(key, model_at(words.model, loc[:-1]), words)
     elif detail["type"] == "missing":
-        message = "is missing"
+        message = "is missing" + _example(model_at(words.model, loc[:-1]), key)
     else:
         message = _wrong_value(key, detail)
     return LocatedFault(
@@ -140,6 +140,12 @@ def nearest(name: str, valid: Iterable[str]) -> str | None:
     return near[0] if near else None
 
 
+def _example(model: type[BaseModel] | None, key: str) -> str:
+    """Say what to add for a key that is missing, if the model has an example of it."""
+    examples = model.model_fields[key].examples if model else None
+    return f"; add {key}: {examples[0]}" if examples else ""
+
+
 def _wrong_value(key: str, detail: ErrorDetails) -> str:
     """Word a value of the wrong type or out of range."""
     if detail["type"] == _REFUSAL:
@@ -155,12 +161,12 @@ def _wanted(kind: str, bounds: Mapping[str, Any]) -> str | None:
     """Say in words what an error type of pydantic misses."""
     if kind in ("greater_than_equal", "less_than_equal", "greater_than", "less_than"):
         word, limit = {
-            "greater_than_equal": ("at least", "ge"),
-            "less_than_equal": ("at most", "le"),
+            "greater_than_equal": ("of at least", "ge"),
+            "less_than_equal": ("of at most", "le"),
             "greater_than": ("above", "gt"),
             "less_than": ("below", "lt"),
         }[kind]
-        return f"a number {word} {bounds.get(limit)}"
+        return f"a number {word} {bounds.get(limit):g}"
     if kind == "literal_error":
         return "one of " + str(bounds.get("expected")).replace("'", "").replace(" or ", ", ")
     return {

@@ -81,7 +81,7 @@ class Sections:
     @property
     def defaults(self) -> DefaultsSection:
         """Return what every point starts from."""
-        return self.written.defaults or DefaultsSection()
+        return self.written.defaults or DefaultsSection.model_validate({})
 
     def point(self, loc: Loc, point: PointSection) -> Group:
         """Return the group of one entry of ``points``."""

@@ -308,6 +308,18 @@ def _completed(fields: Mapping[str, Any], faults: list[Fault]) -> dict[str, Any]
     return resolved
 
 
+def checked_fields(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the given fields in their types, for ``AttentionSpec.from_checked``.
+
+    ``None`` counts as not given.  Raises ``SpecError`` with every fault of a type.
+    """
+    faults: list[Fault] = []
+    fields = _well_typed(given, faults)
+    if faults:
+        raise SpecError(faults)
+    return fields
+
+
 def _well_typed(given: Mapping[str, Any], faults: list[Fault]) -> dict[str, Any]:
     """Return the fields that are of the right type; note a fault for each other."""
     try:

@@ -38,8 +38,7 @@ class EagerCore(nn.Module):
         batch, heads, tokens, _ = queries.shape
         stacked = (batch, self.kv_heads, heads // self.kv_heads * tokens, -1)
         scores = (queries * self.scale).reshape(stacked) @ keys.transpose(-2, -1)
-        sinks = None if self.sinks is None else self.sinks[:, None, None]
-        weights = self.softmax(scores.reshape(batch, heads, tokens, -1), sinks)
+        weights = self.softmax(scores.reshape(batch, heads, tokens, -1), self.sinks)
         context: Tensor = weights.reshape(stacked) @ values
         return context.reshape(batch, heads, tokens, -1)
 

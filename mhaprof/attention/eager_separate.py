@@ -36,8 +36,7 @@ class ExpandedCore(nn.Module):
             keys = keys.repeat_interleave(self.group, dim=1)
             values = values.repeat_interleave(self.group, dim=1)
         scores = queries @ keys.transpose(-2, -1) / self.scale
-        sinks = None if self.sinks is None else self.sinks[:, None, None]
-        return self.softmax(scores, sinks) @ values  # type: ignore[no-any-return]
+        return self.softmax(scores, self.sinks) @ values  # type: ignore[no-any-return]
 
 
 class SeparateHeads(SplitHeads):

@@ -24,7 +24,7 @@ class SoftmaxWeights(nn.Module):
         self.zero_blind = has_blind_queries(spec) and not spec.sinks
 
     def forward(self, scores: Tensor, sinks: Tensor | None = None) -> Tensor:
-        """Return the weights; ``sinks`` (broadcastable to ... x 1 x 1) take their share.
+        """Return the weights; ``sinks`` (one for each head of the scores) take their share.
 
         A sink is one more logit in each row whose weight meets no value (StreamingLLM,
         arXiv 2309.17453; learned, as in gpt-oss).
@@ -34,7 +34,8 @@ class SoftmaxWeights(nn.Module):
         if self.hidden is not None:
             scores = scores.masked_fill(self.hidden, float("-inf"))
         if sinks is not None:
-            column = sinks.expand(*scores.shape[:-1], 1)
+            # Shaped here: torch's module tracker cannot follow a parameter's view as input.
+            column = sinks.view(-1, 1, 1).expand(*scores.shape[:-1], 1)
             return torch.cat([scores, column], dim=-1).softmax(dim=-1)[..., :-1]
         weights = scores.softmax(dim=-1)
         # A row without any key is 0/0 in the softmax; its result is defined as zero.

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from mhaprof import __version__
-from mhaprof.cli import claim, environment, flops, implementations, latency
+from mhaprof.cli import claim, environment, flops, implementations, latency, verify
 from mhaprof.cli.output import say
 from mhaprof.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, MhaprofError
 from mhaprof.report.tabular import to_json
@@ -30,6 +30,7 @@ app.command("claim")(claim.claim)
 app.command("flops")(flops.flops)
 app.command("latency")(latency.latency)
 app.command("implementations")(implementations.implementations)
+app.command("verify")(verify.verify)
 app.command("env")(environment.env)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -26,7 +26,7 @@ def baseline() -> None:
 def update(
     run: Annotated[Path, typer.Argument(help="run file to accept")],
     name: Annotated[
-        Optional[str],
+        str | None,
         typer.Option(help="name of the baseline", show_default="the run file's name"),
     ] = None,
     directory: Annotated[

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
@@ -43,7 +43,7 @@ class _JudgingFlags:
         return [
             option(
                 "policy",
-                Optional[str],
+                str | None,
                 help=f"a YAML file of rules, or a preset: {', '.join(PRESETS)}",
                 show_default="default",
                 **panel,
@@ -57,7 +57,7 @@ class _JudgingFlags:
             ),
             option(
                 "allow_env_mismatch",
-                Optional[list[str]],
+                list[str] | None,
                 help="compare although this condition differs (repeatable): "
                 + ", ".join(CONDITIONS),
                 metavar="KEY",
@@ -89,6 +89,9 @@ def compare(base: BaseFile, new: NewFile, *, judging: Judging, out: Output) -> i
 
 
 def emit(comparison: Comparison, out: Output, *, title: str, everything: bool) -> None:
-    """Write a comparison in the format asked for."""
+    """Write a comparison in the format asked for; sentences alone where no row is shown."""
     view = view_of(comparison, title=title, everything=everything)
+    if out.format in ("table", "markdown") and not view.rows:
+        out.write("\n".join([title, *view.notes]) + "\n")
+        return
     out.emit(rows_of(comparison), [view], **document_of(comparison))

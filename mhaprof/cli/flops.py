@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -10,13 +9,21 @@ from typing import Annotated
 import typer
 
 from mhaprof.cli.exits import exit_code
+from mhaprof.cli.model import ModelChoice, ModelFlags
 from mhaprof.cli.module import count_modules
 from mhaprof.cli.options import SpecFlags, takes
 from mhaprof.cli.output import Output, OutputFlags, say
-from mhaprof.cli.planning import Impossible, plan, points_of, reference_points, versions_of
-from mhaprof.errors import UsageError
+from mhaprof.cli.planning import (
+    Impossible,
+    Plan,
+    plan,
+    points_of,
+    reference_points,
+    versions_of,
+)
+from mhaprof.errors import EXIT_FINDING, EXIT_OK, UsageError
 from mhaprof.module_source import parse_kwargs, source_of
-from mhaprof.point import COUNTERS, DEFAULT_CACHE_DTYPE, count_point
+from mhaprof.point import COUNTERS, DEFAULT_CACHE_DTYPE, MeasureOptions, measure_point
 from mhaprof.records import Result
 from mhaprof.report.explain import explain as explanation
 from mhaprof.report.tabular import row_of
@@ -27,7 +34,7 @@ from mhaprof.units import DTYPE_BYTES
 DEFAULT_IMPLEMENTATIONS = ("eager",)
 
 
-@takes(given=SpecFlags, out=OutputFlags)
+@takes(given=SpecFlags, model=ModelFlags, out=OutputFlags)
 def flops(
     config: Annotated[
         Path | None, typer.Argument(help="YAML file of points and sweeps", metavar="[CONFIG]")
@@ -46,12 +53,13 @@ def flops(
     ] = None,
     breakdown: Annotated[bool, typer.Option("--breakdown", help="show each stage")] = False,
     reference: Annotated[
-        bool,
+        bool | None,
         typer.Option(
             "--reference/--no-reference",
             help="add the row of one full head without W_O, which ratios refer to",
+            show_default="reference, unless CONFIG says no",
         ),
-    ] = True,
+    ] = None,
     backward: Annotated[
         bool, typer.Option("--backward", help="add the FLOPs of the backward pass")
     ] = False,
@@ -95,6 +103,7 @@ def flops(
     ] = False,
     *,
     given: dict[str, list[object]],
+    model: ModelChoice | None,
     out: Output,
 ) -> int:
     """Count the operations of attention, exactly: by fvcore, torch and the closed form.
@@ -106,53 +115,61 @@ def flops(
     if cache_dtype not in DTYPE_BYTES:
         raise UsageError(f"--cache-dtype {cache_dtype!r} is not one of {', '.join(DTYPE_BYTES)}")
     if module is not None:
-        if config is not None or given or impl:
+        if config is not None or given or impl or model:
             raise UsageError("--module counts that module alone; drop the file and other flags")
-        source = source_of(module, parse_kwargs(kwargs), input or ())
-        return count_modules([(module, source)], counters=counters, backward=backward, out=out)
-    planned = plan(config, given, allow_import=allow_import)
-    implementations = tuple(impl or DEFAULT_IMPLEMENTATIONS)
-    versions = versions_of(planned, implementations, allow_import=allow_import)
-    measure = functools.partial(
-        count_point,
-        counters=counters,
-        backward=backward,
-        cache_dtype=cache_dtype,
-        allow_import=allow_import,
+        asked = Plan(modules=[(module, source_of(module, parse_kwargs(kwargs), input or ()))])
+    else:
+        asked = plan(config, given, model=model, allow_import=allow_import)
+    results = _count_all(
+        asked,
+        tuple(impl or DEFAULT_IMPLEMENTATIONS),
+        MeasureOptions(
+            counters=counters,
+            backward=backward,
+            cache_dtype=cache_dtype,
+            allow_import=allow_import,
+        ),
+        reference=asked.reference if reference is None else reference,
     )
-    results: list[Result] = []
-    if reference:
-        results += [
-            measure(point)
-            for point in reference_points(p for p in planned if not isinstance(p, Impossible))
-        ]
-    for entry in planned:
-        if isinstance(entry, Impossible):
-            results += [entry.result(name) for name in entry.implementations or implementations]
-            continue
-        for point in points_of(entry, implementations, versions):
-            results.append(measure(point))
+    own = count_modules(asked.modules, counters=counters, backward=backward)
     rows = [row_of(result) for result in results]
-    if not reference:
-        for row in rows:
-            row["ratio_to_reference"] = None
-    explained = {
-        entry.name: explanation(entry.spec)
-        for entry in planned
-        if explain and not isinstance(entry, Impossible)
-    }
+    explained = {entry.name: explanation(entry.spec) for entry in asked.specs if explain}
     out.emit(
-        rows,
-        _views(rows, breakdown=breakdown),
+        [*rows, *own.rows],
+        [*_views(rows, breakdown=breakdown), *own.views],
         texts=list(explained.values()),
         **({"explanations": explained} if explain else {}),
     )
-    for note in findings_notes(rows):
+    for note in [*findings_notes(rows), *own.notes]:
         say(note)
-    return exit_code(results)
+    return exit_code(results) or (EXIT_FINDING if own.blocked else EXIT_OK)
+
+
+def _count_all(
+    asked: Plan, implementations: Sequence[str], options: MeasureOptions, *, reference: bool
+) -> list[Result]:
+    """Count the reference rows, then every point; impossible ones are skipped rows."""
+    versions = versions_of(asked.entries, implementations, allow_import=options.allow_import)
+    results = [
+        measure_point(point, what={"flops"}, options=options)
+        for point in (reference_points(asked.specs) if reference else ())
+    ]
+    for entry in asked.entries:
+        if isinstance(entry, Impossible):
+            results += [entry.result(name) for name in entry.implementations or implementations]
+            continue
+        results += [
+            measure_point(point, what={"flops"}, options=options)
+            for point in points_of(entry, implementations, versions)
+        ]
+    if reference:
+        return results
+    return [result.model_copy(update={"reference_macs": None}) for result in results]
 
 
 def _views(rows: Sequence[dict[str, object]], *, breakdown: bool) -> list[View]:
+    if not rows:
+        return []
     title = "MACs by stage" if breakdown else "Operations of one forward pass, dense"
     if breakdown:
         return [breakdown_view(rows, title=title)]

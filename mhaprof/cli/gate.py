@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from mhaprof.cli.compare import BaseFile, Judging, JudgingFlags, NewFile, emit
 from mhaprof.cli.options import option, takes
@@ -53,7 +54,7 @@ class _ExportFlags:
     def parameters(self) -> list[inspect.Parameter]:
         """Return one option per format."""
         return [
-            option(name, Optional[Path], help=text, metavar="FILE", rich_help_panel="Exports")
+            option(name, Path | None, help=text, metavar="FILE", rich_help_panel="Exports")
             for name, text in self._HELP.items()
         ]
 
@@ -79,10 +80,8 @@ def gate(base: BaseFile, new: NewFile, *, judging: Judging, exports: Exports, ou
     candidate = load_run(new)
     comparison = judging.judge(load_baseline(base), candidate)
     exports.write(comparison, candidate.rows)
-    return conclude(comparison, out, title=f"gate: {base} -> {new}", update=f"{_UPDATE} {new}")
-
-
-_UPDATE = "mhaprof baseline update"
+    update = f"mhaprof baseline update {new}"
+    return conclude(comparison, out, title=f"gate: {base} -> {new}", update=update)
 
 
 def conclude(comparison: Comparison, out: Output, *, title: str, update: str) -> int:
@@ -103,7 +102,7 @@ def tell_github(
     """
     if environment.get("GITHUB_ACTIONS") == "true":
         for command in workflow_commands(comparison):
-            _annotate(command, on_stdout=on_stdout)
+            print(command, file=sys.stdout if on_stdout else sys.stderr)
     target = environment.get("GITHUB_STEP_SUMMARY")
     if not target:
         return
@@ -115,9 +114,3 @@ def tell_github(
             file.write(text)
     except OSError as error:
         say(f"GITHUB_STEP_SUMMARY {target} cannot be written: {error.strerror or error}")
-
-
-def _annotate(command: str, *, on_stdout: bool) -> None:
-    import sys
-
-    print(command, file=sys.stdout if on_stdout else sys.stderr)

@@ -9,7 +9,7 @@ import typer
 from mhaprof import attention
 from mhaprof.cli.options import SpecFlags, takes
 from mhaprof.cli.output import Output, OutputFlags
-from mhaprof.cli.planning import Impossible, plan
+from mhaprof.cli.planning import Impossible, plan_flags
 from mhaprof.errors import EXIT_OK, UsageError
 from mhaprof.report.view import View, text
 
@@ -29,7 +29,7 @@ def implementations(
     """List the implementations: which can count and run the attention asked for, and why not."""
     from mhaprof.measure.devices import resolve_device
 
-    planned = plan(None, given)
+    planned = plan_flags(given)
     if len(planned) != 1 or isinstance(planned[0], Impossible):
         raise UsageError("implementations takes one attention, not a grid; give single values")
     spec, place = planned[0].spec, resolve_device(device)

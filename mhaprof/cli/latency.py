@@ -9,13 +9,15 @@ from typing import Annotated
 import typer
 
 from mhaprof.cli.exits import exit_code, was_interrupted
+from mhaprof.cli.model import ModelChoice, ModelFlags
 from mhaprof.cli.options import SpecFlags, takes
 from mhaprof.cli.output import Output, OutputFlags, check_writable, say, write_atomically
-from mhaprof.cli.planning import Impossible, Planned, plan, points_of, versions_of
+from mhaprof.cli.planning import plan, points_of, versions_of
 from mhaprof.cli.progress import Bar
-from mhaprof.cli.timing_options import Timing, TimingFlags
+from mhaprof.cli.timing_options import TimingFlags, options_of, settings_of
+from mhaprof.config import SettingsSection
 from mhaprof.errors import EXIT_INTERRUPTED
-from mhaprof.point import measure_point
+from mhaprof.point import MeasureOptions, measure_point
 from mhaprof.records import Measured, Point, Result, Skipped
 from mhaprof.report.tabular import Row, row_of, to_json
 from mhaprof.report.times import latency_view
@@ -24,7 +26,7 @@ from mhaprof.report.views import findings_notes
 DEFAULT_IMPLEMENTATIONS = ("eager", "sdpa")
 
 
-@takes(given=SpecFlags, timing=TimingFlags, out=OutputFlags)
+@takes(given=SpecFlags, model=ModelFlags, timing=TimingFlags, out=OutputFlags)
 def latency(
     config: Annotated[
         Path | None, typer.Argument(help="YAML file of points and sweeps", metavar="[CONFIG]")
@@ -48,7 +50,8 @@ def latency(
     ] = False,
     *,
     given: dict[str, list[object]],
-    timing: Timing,
+    timing: SettingsSection,
+    model: ModelChoice | None,
     out: Output,
 ) -> int:
     """Time attention: warmed up, checked against float64, with its spread.
@@ -59,26 +62,26 @@ def latency(
 
     if samples_out is not None:
         check_writable(samples_out, flag="--samples-out")
-    planned = plan(config, given, allow_import=allow_import)
+    asked = plan(config, given, model=model, allow_import=allow_import)
     implementations = tuple(impl or DEFAULT_IMPLEMENTATIONS)
-    versions = versions_of(planned, implementations, allow_import=allow_import)
-    settings = timing.settings()
+    versions = versions_of(asked.entries, implementations, allow_import=allow_import)
+    section = asked.settings.merged(timing)
+    settings = settings_of(section)
+    options = options_of(section, allow_import=allow_import)
     points = [
         point
-        for entry in planned
-        if isinstance(entry, Planned)
+        for entry in asked.specs
         for setting in settings
         for point in points_of(entry, implementations, versions, setting)
     ]
     impossible = [
         entry.result(name)
-        for entry in planned
-        if isinstance(entry, Impossible)
+        for entry in asked.impossible
         for name in entry.implementations or implementations
     ]
     device = settings[0].device or "cpu"
     before = collect(device)
-    results = [*_measure_all(points, timing, allow_import), *impossible]
+    results = [*_measure_all(points, options), *impossible]
     rows = [row_of(result, latency=True) for result in results]
     title = f"Time of one {settings[0].mode} call"
     out.emit(
@@ -94,9 +97,8 @@ def latency(
     return EXIT_INTERRUPTED if was_interrupted(results) else exit_code(results)
 
 
-def _measure_all(points: Sequence[Point], timing: Timing, allow_import: bool) -> list[Result]:
+def _measure_all(points: Sequence[Point], options: MeasureOptions) -> list[Result]:
     """Measure point after point; Ctrl-C ends it and keeps what was measured."""
-    options = timing.options.model_copy(update={"allow_import": allow_import})
     results: list[Result] = []
     with Bar(total=len(points)) as bar:
         for point in points:

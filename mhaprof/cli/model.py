@@ -6,7 +6,7 @@ import inspect
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Optional, cast, get_args
+from typing import Annotated, Any, cast, get_args
 
 import typer
 
@@ -40,13 +40,13 @@ MODEL_HELP = "a model's config.json, its folder, or hf:org/name"
 @takes(out=OutputFlags)
 def model(
     config: Annotated[
-        Optional[str], typer.Argument(help=MODEL_HELP, metavar="[FILE]", show_default=False)
+        str | None, typer.Argument(help=MODEL_HELP, metavar="[FILE]", show_default=False)
     ] = None,
     preset: Annotated[
-        Optional[str], typer.Option(help="a model whose shapes mhaprof knows", metavar="NAME")
+        str | None, typer.Option(help="a model whose shapes mhaprof knows", metavar="NAME")
     ] = None,
     tokens: Annotated[
-        Optional[int],
+        int | None,
         typer.Option(
             help="tokens of the text; in phase decode, of the cache",
             metavar="N",
@@ -58,7 +58,7 @@ def model(
         str, typer.Option(help="prefill, or decode: one token", metavar=choices(Phase))
     ] = "prefill",
     kv_tokens: Annotated[
-        Optional[int],
+        int | None,
         typer.Option(
             help="tokens that cross-attention reads",
             metavar="N",
@@ -70,7 +70,7 @@ def model(
         typer.Option(help="dtype of the KV cache", metavar="|".join(DTYPE_BYTES)),
     ] = DEFAULT_CACHE_DTYPE,
     what_if: Annotated[
-        Optional[list[str]],
+        list[str] | None,
         typer.Option(
             "--what-if",
             help="the same model with other numbers beside it (kv_heads=4); repeatable",
@@ -132,13 +132,18 @@ class ModelChoice:
         phase = shape.get("phase") or "prefill"
         if phase not in get_args(Phase):
             raise UsageError(f"--phase {phase!r} is not one of {', '.join(get_args(Phase))}")
+        for field in ("batch", "tokens", "kv_tokens"):
+            value = shape.get(field)
+            if value is not None and not isinstance(value, int):
+                flag = field.replace("_", "-")
+                raise UsageError(f"--{flag} {value!r} is not a whole number of at least 1")
         return layers_of(
             self.raw.values,
             source=self.raw.source,
             locate=self.raw.locate,
             tokens=shape.get("tokens"),
-            batch=shape.get("batch") or 1,
-            phase=phase,
+            batch=1 if shape.get("batch") is None else shape["batch"],
+            phase=cast(Phase, phase),
             kv_tokens=shape.get("kv_tokens"),
             part=self.part,
             partial=self.partial,
@@ -205,13 +210,13 @@ class _ModelFlags:
         """Return the options, under a panel of their own."""
         panel: dict[str, Any] = {"rich_help_panel": "Model"}
         return [
-            option("model", Optional[str], help=MODEL_HELP, metavar="FILE", **panel),
+            option("model", str | None, help=MODEL_HELP, metavar="FILE", **panel),
             option(
-                "preset", Optional[str], help="a model of `mhaprof presets`", metavar="NAME",
+                "preset", str | None, help="a model of `mhaprof presets`", metavar="NAME",
                 **panel,
             ),
             option(
-                "layer", Optional[int], help="this layer alone, counted from 0", metavar="N",
+                "layer", int | None, help="this layer alone, counted from 0", metavar="N",
                 show_default="each distinct kind", min=0, **panel,
             ),
             option(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mhaprof import module_source
-from mhaprof.cli.output import Output, say
-from mhaprof.errors import EXIT_FINDING, EXIT_OK
+from mhaprof.errors import UsageError
 from mhaprof.module_source import ModuleSource
 from mhaprof.report.tabular import COLUMNS, Row
 from mhaprof.report.view import View, count, text
@@ -18,32 +18,36 @@ if TYPE_CHECKING:
     from mhaprof.measure.flops import ModuleFlops
 
 
+@dataclass(frozen=True, kw_only=True)
+class ModuleReport:
+    """Counted modules: their rows, what a table shows, and what has to be said."""
+
+    rows: list[Row]
+    views: list[View]
+    notes: list[str]
+    blocked: bool
+
+
 def count_modules(
-    sources: Sequence[tuple[str, ModuleSource]],
-    *,
-    counters: Sequence[str],
-    backward: bool,
-    out: Output,
-) -> int:
-    """Count named modules and write rows, operators and submodules; return the exit code."""
+    sources: Sequence[tuple[str, ModuleSource]], *, counters: Sequence[str], backward: bool
+) -> ModuleReport:
+    """Count named modules of the user.  Raises UsageError when one cannot be built or run."""
     from mhaprof.measure.flops import count_module
 
-    counted = []
+    tracers = [counter for counter in counters if counter != "closed-form"]
+    if sources and not tracers:
+        raise UsageError("a module has no closed form; give --counter fvcore or torch")
+    rows, views, notes, blocked = [], [], [], False
     for name, source in sources:
         module = module_source.build(source)
         inputs = module_source.meta_inputs(source.inputs)
-        tracers = [counter for counter in counters if counter != "closed-form"]
         found = count_module(module, inputs, counters=tracers, backward=backward)
-        counted.append((name, source, found))
-    rows = [_row(name, source, found) for name, source, found in counted]
-    views = [_summary(rows)]
-    for name, _, found in counted:
+        rows.append(_row(name, source, found))
         views += [_operators(name, found), _submodules(name, found)]
-    out.emit(rows, views)
-    findings = [(name, f) for name, _, found in counted for f in found.findings]
-    for name, finding in findings:
-        say(f"{name}: {finding.message}")
-    return EXIT_FINDING if any(f.blocking for _, f in findings) else EXIT_OK
+        notes += [f"{name}: {finding.message}" for finding in found.findings]
+        blocked = blocked or any(finding.blocking for finding in found.findings)
+    summary = [_summary(rows)] if rows else []
+    return ModuleReport(rows=rows, views=[*summary, *views], notes=notes, blocked=blocked)
 
 
 def _row(name: str, source: ModuleSource, found: ModuleFlops) -> Row:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mhaprof import attention
-from mhaprof.errors import SpecError
+from mhaprof.config import PlannedPoint, SettingsSection, load_config
+from mhaprof.errors import Fault, SpecError, UsageError
+from mhaprof.module_source import ModuleSource, source_of
 from mhaprof.records import ImpossiblePoint, Point, Result, Settings, Skipped
 from mhaprof.spec import AttentionSpec
+
+if TYPE_CHECKING:
+    from mhaprof.cli.model import ModelChoice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +73,6 @@ def plan_flags(given: Mapping[str, Sequence[object]]) -> list[Planned | Impossib
 
 
 def _all_impossible(planned: Iterable[Planned | Impossible]) -> SpecError:
-    from mhaprof.errors import Fault
-
     messages = {point.message for point in planned if isinstance(point, Impossible)}
     return SpecError([Fault(field="spec", message=message) for message in sorted(messages)])
 
@@ -132,10 +135,75 @@ def _reference_name(spec: AttentionSpec) -> str:
     return f"one full head, no W_O: batch={spec.batch} {tokens} dim={spec.dim}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a file and flags ask for: points, modules to count, and the file's settings."""
+
+    entries: list[Planned | Impossible] = field(default_factory=list)
+    modules: list[tuple[str, ModuleSource]] = field(default_factory=list)
+    settings: SettingsSection = field(default_factory=SettingsSection)
+    reference: bool = True
+
+    @property
+    def specs(self) -> list[Planned]:
+        """Return the entries that have a spec."""
+        return [entry for entry in self.entries if isinstance(entry, Planned)]
+
+    @property
+    def impossible(self) -> list[Impossible]:
+        """Return the entries that have none."""
+        return [entry for entry in self.entries if isinstance(entry, Impossible)]
+
+
 def plan(
-    config: Path | None, given: Mapping[str, Sequence[object]], *, allow_import: bool = False
-) -> list[Planned | Impossible]:
-    """Plan what a file, flags, or both ask for; flags win over the file."""
+    config: Path | None,
+    given: Mapping[str, Sequence[object]],
+    *,
+    model: ModelChoice | None = None,
+    allow_import: bool = False,
+) -> Plan:
+    """Plan what a file, a model's layers, or flags ask for; flags win over a file.
+
+    Raises ConfigError, SpecError or UsageError with every fault.
+    """
     if config is None:
-        return plan_flags(given)
-    raise NotImplementedError
+        entries: list[Planned | Impossible] = (
+            plan_flags(given) if model is None else list(model.planned(given))
+        )
+        return Plan(entries=entries)
+    if model is not None:
+        raise UsageError("CONFIG and --model or --preset were both given; give one")
+    from mhaprof.cli.model_reading import read_model
+
+    loaded = load_config(
+        config,
+        allow_import=allow_import,
+        overrides=given,
+        implementations=attention.names(),
+        read_model=read_model,
+    )
+    return Plan(
+        entries=[_entry(point) for point in loaded.entries if point.module is None],
+        modules=[
+            (point.name, source_of(module.target, module.kwargs, module.inputs))
+            for point in loaded.entries
+            if (module := point.module) is not None and point.skip is None
+        ],
+        settings=loaded.settings,
+        reference=loaded.reference,
+    )
+
+
+def _entry(point: PlannedPoint) -> Planned | Impossible:
+    """Turn one point of a file into what the commands measure."""
+    if point.skip is not None:
+        given = point.spec.model_dump() if point.spec is not None else dict(point.given)
+        return Impossible(
+            name=point.name,
+            given=given,
+            code=point.skip.code,
+            message=point.skip.message,
+            implementations=point.implementations,
+        )
+    assert point.spec is not None
+    return Planned(name=point.name, spec=point.spec, implementations=point.implementations)

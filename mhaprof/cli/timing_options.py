@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 import itertools
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 from mhaprof.cli.options import choices, option
+from mhaprof.config import SettingsSection
 from mhaprof.errors import UsageError
 from mhaprof.point.options import (
     DEFAULT_MAX_TIME_S,
@@ -21,44 +21,66 @@ from mhaprof.records import Cache, Dtype, Mode, Settings, TimerChoice
 
 DEVICES = "auto|cpu|cuda|cuda:N|mps|xpu"
 PANEL = "Timing"
+DEFAULT_DTYPE: Dtype = "float32"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Timing:
-    """How to time: the settings that are axes, and the options that are not.
+def settings_of(
+    section: SettingsSection, *, resolve: Callable[[str], str] | None = None
+) -> list[Settings]:
+    """Return the settings of every combination of devices, dtypes and threads.
 
-    ``devices`` may hold ``auto``; ``settings`` resolves it.
+    Devices are resolved and defaults filled: device auto, dtype float32, as many
+    threads as affinity and cgroup quota allow.  ``resolve`` turns a device as it was
+    given into one that is there; the default raises Unavailable where it is not.
     """
+    from mhaprof.measure.devices import default_cache, default_threads, resolve_device
 
-    devices: tuple[str, ...]
-    dtypes: tuple[str, ...]
-    threads: tuple[int | None, ...]
-    fixed: Mapping[str, Any]
-    options: MeasureOptions
+    combined: list[Settings] = []
+    axes = (
+        section.device or ("auto",),
+        section.dtype or (DEFAULT_DTYPE,),
+        section.threads or (None,),
+    )
+    for name, dtype, threads in itertools.product(*axes):
+        device = (resolve or resolve_device)(name)
+        made = Settings(
+            device=device,
+            dtype=dtype,
+            threads=(threads or default_threads()) if device == "cpu" else None,
+            timer=section.timer or "auto",
+            cache=section.cache or default_cache(device),
+            mode=section.mode or "forward",
+            compile=bool(section.compile),
+            tf32=bool(section.tf32),
+        )
+        if made not in combined:
+            combined.append(made)
+    return combined
 
-    def settings(self) -> list[Settings]:
-        """Return the settings of every combination of the axes, devices resolved.
 
-        Raises Unavailable for a device that is not there.
-        """
-        from mhaprof.measure.devices import default_cache, default_threads, resolve_device
-
-        combined = []
-        for name, dtype, threads in itertools.product(self.devices, self.dtypes, self.threads):
-            device = resolve_device(name)
-            fixed = dict(self.fixed)
-            fixed["cache"] = fixed["cache"] or default_cache(device)
-            count = (threads or default_threads()) if device == "cpu" else None
-            made = Settings.model_validate(
-                {"device": device, "dtype": dtype, "threads": count, **fixed}
-            )
-            if made not in combined:
-                combined.append(made)
-        return combined
+def options_of(section: SettingsSection, **more: Any) -> MeasureOptions:
+    """Return how to measure, defaults filled; ``more`` are other fields of the options."""
+    min_time = DEFAULT_MIN_TIME_S if section.min_time is None else section.min_time
+    max_time = DEFAULT_MAX_TIME_S if section.max_time is None else section.max_time
+    if min_time > max_time:
+        raise UsageError(
+            f"min_time {min_time:g} is more than max_time {max_time:g}; expected "
+            "--min-time at most --max-time"
+        )
+    return MeasureOptions(
+        min_time_s=min_time,
+        max_time_s=max_time,
+        precision=DEFAULT_PRECISION if section.precision is None else section.precision,
+        samples=section.samples,
+        seed=section.seed or 0,
+        peak_tflops=section.peak_tflops,
+        peak_gbps=section.peak_gbps,
+        **more,
+    )
 
 
 class _TimingFlags:
-    """The flags of timing; collects a ``Timing``.  Values are checked at once."""
+    """The flags of timing; collects those given as a ``SettingsSection``, checked."""
 
     def parameters(self) -> list[inspect.Parameter]:
         """Return the options."""
@@ -67,13 +89,19 @@ class _TimingFlags:
             return option(*args, rich_help_panel=PANEL, **extra)
 
         return [
-            panel("device", str, default="auto", metavar=DEVICES, help="where to run (a list)"),
+            panel(
+                "device",
+                str | None,
+                metavar=DEVICES,
+                help="where to run (a list is an axis)",
+                show_default="auto",
+            ),
             panel(
                 "dtype",
-                str,
-                default="float32",
+                str | None,
                 metavar=choices(Dtype),
                 help="element type (a list is an axis)",
+                show_default=DEFAULT_DTYPE,
             ),
             panel(
                 "threads",
@@ -83,7 +111,11 @@ class _TimingFlags:
                 show_default="what affinity and cgroup quota allow",
             ),
             panel(
-                "mode", str, default="forward", metavar=choices(Mode), help="which pass is timed"
+                "mode",
+                str | None,
+                metavar=choices(Mode),
+                help="which pass is timed",
+                show_default="forward",
             ),
             panel(
                 "cache",
@@ -94,54 +126,65 @@ class _TimingFlags:
             ),
             panel(
                 "timer",
-                str,
-                default="auto",
+                str | None,
                 metavar=choices(TimerChoice),
-                help="what takes the time; auto is events on a GPU, wall on a CPU",
+                help="what takes the time",
+                show_default="auto: events on a GPU, wall on a CPU",
             ),
-            panel("compile", bool, "--compile", default=False, help="torch.compile the module"),
+            panel(
+                "compile",
+                bool | None,
+                "--compile/--no-compile",
+                help="torch.compile the module",
+                show_default="no-compile",
+            ),
             panel(
                 "tf32",
-                bool,
+                bool | None,
                 "--tf32/--no-tf32",
-                default=False,
                 help="let float32 products use TF32 on a GPU",
+                show_default="no-tf32",
             ),
             panel(
                 "min_time",
-                float,
-                default=DEFAULT_MIN_TIME_S,
+                float | None,
                 metavar="S",
                 help="seconds to sample at least",
+                show_default=f"{DEFAULT_MIN_TIME_S:g}",
             ),
             panel(
                 "max_time",
-                float,
-                default=DEFAULT_MAX_TIME_S,
+                float | None,
                 metavar="S",
                 help="seconds to sample at most",
+                show_default=f"{DEFAULT_MAX_TIME_S:g}",
             ),
             panel(
                 "precision",
-                str,
-                default=f"{100 * DEFAULT_PRECISION:g}%",
+                str | None,
                 metavar="P",
-                help="half width of the median's 95 % interval to reach",
+                help="half width of the median's 95 % interval to reach, 1% or 0.01",
+                show_default=f"{100 * DEFAULT_PRECISION:g}%",
             ),
             panel(
                 "samples",
                 int | None,
-                min=1,
                 metavar="N",
                 help="take exactly this many samples",
                 show_default="as many as the precision needs",
             ),
-            panel("seed", int, default=0, metavar="N", help="seed of weights and inputs"),
+            panel(
+                "seed",
+                int | None,
+                metavar="N",
+                help="seed of weights and inputs",
+                show_default="0",
+            ),
             panel(
                 "peak_tflops",
                 float | None,
                 metavar="X",
-                help="the device's peak rate, TFLOP/s",
+                help="the device's dense peak, TFLOP/s",
                 show_default="a table of known devices",
             ),
             panel(
@@ -153,61 +196,45 @@ class _TimingFlags:
             ),
         ]
 
-    def collect(self, values: Mapping[str, Any]) -> Timing:
-        """Check every value and make the ``Timing``."""
-        dtypes = _words(values["dtype"])
-        for dtype in dtypes:
-            _check("--dtype", dtype, Dtype)
-        _check("--mode", values["mode"], Mode)
-        _check("--timer", values["timer"], TimerChoice)
-        if values["cache"] is not None:
-            _check("--cache", values["cache"], Cache)
-        min_time, max_time = values["min_time"], values["max_time"]
-        if min_time < 0 or max_time <= 0 or min_time > max_time:
-            raise UsageError(
-                f"--min-time {min_time:g} and --max-time {max_time:g}: expected "
-                "0 <= min-time <= max-time and max-time above 0"
-            )
-        for name in ("peak_tflops", "peak_gbps"):
-            if values[name] is not None and not values[name] > 0:
-                raise UsageError(f"--{name.replace('_', '-')} {values[name]:g} is not above 0")
-        return Timing(
-            devices=_words(values["device"]),
-            dtypes=dtypes,
-            threads=_threads(values["threads"]),
-            fixed={name: values[name] for name in ("mode", "cache", "timer", "compile", "tf32")},
-            options=MeasureOptions(
-                min_time_s=min_time,
-                max_time_s=max_time,
-                precision=parse_precision(values["precision"]),
-                samples=values["samples"],
-                seed=values["seed"],
-                peak_tflops=values["peak_tflops"],
-                peak_gbps=values["peak_gbps"],
-            ),
-        )
+    def collect(self, values: Mapping[str, Any]) -> SettingsSection:
+        """Check every value that was given.  Raises UsageError."""
+        given = {name: value for name, value in values.items() if value is not None}
+        for name, alias in (("mode", Mode), ("timer", TimerChoice), ("cache", Cache)):
+            if name in given:
+                _check(name, given[name], alias)
+        for name in ("device", "dtype", "threads"):
+            if name in given:
+                given[name] = tuple(part.strip() for part in given[name].split(","))
+        for dtype in given.get("dtype", ()):
+            _check("dtype", dtype, Dtype)
+        for device in given.get("device", ()):
+            if not re.fullmatch(r"auto|cpu|mps|xpu|cuda(:\d+)?", device):
+                raise UsageError(f"--device {device!r} is not one of {DEVICES.replace('|', ', ')}")
+        if "threads" in given:
+            given["threads"] = tuple(_threads(count) for count in given["threads"])
+        for name in ("min_time", "max_time", "samples", "peak_tflops", "peak_gbps"):
+            if name in given and not given[name] > 0:
+                flag = name.replace("_", "-")
+                raise UsageError(f"--{flag} {given[name]:g} is not a number above 0")
+        if given.get("seed", 0) < 0:
+            raise UsageError(f"--seed {given['seed']} is not a whole number of at least 0")
+        if "precision" in given:
+            given["precision"] = parse_precision(given["precision"])
+        return SettingsSection.model_validate(given)
 
 
 TimingFlags = _TimingFlags()
 
 
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(","))
-
-
-def _check(flag: str, value: str, alias: Any) -> None:
+def _check(name: str, value: str, alias: Any) -> None:
     if value not in get_args(alias):
-        raise UsageError(f"{flag} {value!r} is not one of {', '.join(get_args(alias))}")
+        raise UsageError(f"--{name} {value!r} is not one of {', '.join(get_args(alias))}")
 
 
-def _threads(text: str | None) -> tuple[int | None, ...]:
-    if text is None:
-        return (None,)
-    counts = _words(text)
-    for count in counts:
-        if not re.fullmatch(r"[1-9]\d*", count):
-            raise UsageError(f"--threads {count!r} is not a whole number of at least 1")
-    return tuple(int(count) for count in counts)
+def _threads(text: str) -> int:
+    if not re.fullmatch(r"[1-9]\d*", text):
+        raise UsageError(f"--threads {text!r} is not a whole number of at least 1")
+    return int(text)
 
 
 def parse_precision(text: str) -> float:

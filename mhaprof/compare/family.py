@@ -14,6 +14,7 @@ import itertools
 import math
 import random
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from mhaprof import stats
 from mhaprof.compare.times import Evidence, TimePair
@@ -69,24 +70,21 @@ def step_down(base: Sequence[Sequence[float]], new: Sequence[Sequence[float]]) -
     All points have the same number of processes on a side; process i of every point
     counts as one, so that what a process does to all of its points is kept together.
     """
-    logs = [
-        [math.log(value) for value in (*before, *after)]
-        for before, after in zip(base, new, strict=True)
-    ]
-    total, size = len(logs[0]), len(new[0])
-    observed = [_shift(values, range(total - size, total)) for values in logs]
-    order = sorted(range(len(logs)), key=observed.__getitem__)
-    exceeded, tried = [0] * len(logs), 0
+    points = [_Centred.of((*before, *after)) for before, after in zip(base, new, strict=True)]
+    size, total = len(new[0]), len(new[0]) + len(base[0])
+    observed = [point.shift(range(total - size, total)) for point in points]
+    order = sorted(range(len(points)), key=observed.__getitem__)
+    exceeded, tried = [0] * len(points), 0
     for chosen in _relabelings(total, size):
         tried += 1
         largest = -math.inf
-        for point in order:
-            largest = max(largest, _shift(logs[point], chosen))
-            exceeded[point] += largest >= observed[point] - 1e-12
-    adjusted_p, highest = [1.0] * len(logs), 0.0
-    for point in reversed(order):
-        highest = max(highest, exceeded[point] / tried)
-        adjusted_p[point] = highest
+        for place in order:
+            largest = max(largest, points[place].shift(chosen))
+            exceeded[place] += largest >= observed[place] - 1e-9
+    adjusted_p, highest = [1.0] * len(points), 0.0
+    for place in reversed(order):
+        highest = max(highest, exceeded[place] / tried)
+        adjusted_p[place] = highest
     return adjusted_p
 
 
@@ -101,15 +99,28 @@ def _relabelings(total: int, size: int) -> Iterable[Sequence[int]]:
         yield draw.sample(range(total), size)
 
 
-def _shift(values: Sequence[float], chosen: Sequence[int]) -> float:
-    """Return the standardized difference of means: the chosen minus the rest."""
-    size = len(chosen)
-    rest = len(values) - size
-    new_sum = math.fsum(values[place] for place in chosen)
-    new_mean, base_mean = new_sum / size, (math.fsum(values) - new_sum) / rest
-    new_square = math.fsum((values[place] - new_mean) ** 2 for place in chosen)
-    around_base = math.fsum((value - base_mean) ** 2 for value in values)
-    base_square = around_base - math.fsum((values[place] - base_mean) ** 2 for place in chosen)
-    variance = max(0.0, new_square + base_square) / max(1, len(values) - 2)
-    error = math.sqrt(variance * (1 / size + 1 / rest))
-    return (new_mean - base_mean) / (error + SPREAD_FLOOR)
+@dataclass(frozen=True, kw_only=True)
+class _Centred:
+    """The logarithms of one point's medians around their mean, and their squares."""
+
+    values: Sequence[float]
+    square: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> _Centred:
+        """Take logarithms and centre them, so that sums of squares stay exact enough."""
+        logs = [math.log(value) for value in seconds]
+        mean = math.fsum(logs) / len(logs)
+        values = [value - mean for value in logs]
+        return cls(values=values, square=math.fsum(value * value for value in values))
+
+    def shift(self, chosen: Sequence[int]) -> float:
+        """Return the standardized difference of means: the chosen minus the rest."""
+        size, total = len(chosen), len(self.values)
+        rest = total - size
+        picked = sum([self.values[place] for place in chosen])
+        # The values sum to 0: what is not picked sums to minus what is.
+        between = picked * picked * (1 / size + 1 / rest)
+        variance = max(0.0, self.square - between) / max(1, total - 2)
+        error = math.sqrt(variance * (1 / size + 1 / rest))
+        return picked * (1 / size + 1 / rest) / (error + SPREAD_FLOOR)

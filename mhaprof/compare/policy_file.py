@@ -99,7 +99,11 @@ def _faults_of(
     except ValidationError as error:
         found = {}
         for detail in error.errors():
+            if isinstance(detail["input"], dict) and detail["type"] == "float_type":
+                continue  # the other half of a union: a mapping is allowed there
             path = prefix + _existing(detail["loc"], values)
+            if detail["type"] == "missing":
+                path = (*path, detail["loc"][-1])
             fault = _located(file, root, path, detail)
             found[(fault.line, fault.column, fault.key)] = fault
         return list(found.values())
@@ -128,13 +132,21 @@ def _located(file: str, root: Node, path: Place, detail: ErrorDetails) -> Locate
         return _fault(file, key or parent, name, _unknown(name, path[:-1]))
     if detail["type"] == "missing":
         return _fault(file, parent, name, "is missing")
-    given = detail["input"]
-    shown = repr(given) if isinstance(given, str | int | float | bool) else type(given).__name__
     if detail["type"] == "literal_error":
-        expected = f"one of {detail['ctx']['expected']}".replace("'", "").replace(" or ", ", ")
+        expected = detail["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
+        expected = f"one of {expected}" if "," in expected else expected
     else:
         expected = _EXPECTED.get(detail["type"], detail["msg"])
-    return _fault(file, value_at(root, path), name, f"{shown} was given; expected {expected}")
+    message = f"{_shown(detail['input'])} was given; expected {expected}"
+    return _fault(file, value_at(root, path), name, message)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list | tuple):
+        return "a list"
+    return "nothing" if value is None else repr(value)
 
 
 def _unknown(name: str, path: Place) -> str:

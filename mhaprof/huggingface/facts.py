@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mhaprof.huggingface.families import Fact, Family
+from mhaprof.huggingface.family import Fact, Family, Names
 from mhaprof.huggingface.keys import MAX_LAYERS, Keys, shown
 from mhaprof.spec import OutputGate, QKNorm
 
@@ -171,15 +171,8 @@ def _kv_heads(keys: Keys, family: Family, heads: list[int]) -> list[int] | None:
         grouped = family.kv_rule == "falcon" and keys.flag("new_decoder_architecture")
         if not grouped:
             return [1] * len(heads) if shared else heads
-    listed = keys.sizes(len(heads), *family.kv_heads)
-    if listed is not None:
-        return listed
-    one = keys.size(*family.kv_heads)
-    if one is not None:
-        return [one] * len(heads)
-    name = keys.given(*family.kv_heads)
-    if name is not None:
-        return None
+    if keys.given(*family.kv_heads) is not None:
+        return _each(keys, len(heads), family.kv_heads)
     if family.kv_heads_required and family.kv_heads[0] not in keys.values:
         keys.fault(
             family.kv_heads[0],
@@ -187,6 +180,15 @@ def _kv_heads(keys: Keys, family: Family, heads: list[int]) -> list[int] | None:
         )
         return None
     return heads
+
+
+def _each(keys: Keys, count: int, names: Names) -> list[int] | None:
+    """Return one size for each layer: a list as it is, one number for all."""
+    listed = keys.sizes(count, *names)
+    if listed is not None:
+        return listed
+    one = keys.size(*names)
+    return None if one is None else [one] * count
 
 
 def _head_dims(
@@ -199,30 +201,24 @@ def _head_dims(
 ) -> list[int] | None:
     """Find the width of a head in the order that this module's docstring gives."""
     if family.latent:
-        width = latent and latent.qk_nope_head_dim + latent.qk_rope_head_dim
-        return None if width is None else [width] * len(heads)
-    if family.head_dim:
-        listed = keys.sizes(len(heads), *family.head_dim)
-        if listed is not None:
-            return listed
-        one = keys.size(*family.head_dim)
-        if one is not None:
-            return [one] * len(heads)
-        if keys.given(*family.head_dim) is not None:
+        if latent is None:
             return None
-        if family.head_dim_required:
-            held = "is null" if family.head_dim[0] in keys.values else "is missing"
-            keys.fault(
-                family.head_dim[0],
-                f"{held}; this family's code does not derive it from "
-                f"{family.dim[0]} / {family.heads[0]}: add it",
-            )
-            return None
+        return [latent.qk_nope_head_dim + latent.qk_rope_head_dim] * len(heads)
+    if keys.given(*family.head_dim) is not None:
+        return _each(keys, len(heads), family.head_dim)
+    if family.head_dim_required:
+        held = "is null" if family.head_dim[0] in keys.values else "is missing"
+        keys.fault(
+            family.head_dim[0],
+            f"{held}; this family's code does not derive it from "
+            f"{family.dim[0]} / {family.heads[0]}: add it",
+        )
+        return None
     if dim is None:
         return None
     widths = [_divided(keys, family, dim, count) for count in heads]
     given = keys.values.get("head_dim")
-    if not family.head_dim and given is not None and given not in widths:
+    if given is not None and given not in widths:
         warnings.append(
             f"head_dim {shown(given)} is ignored: this family's code takes "
             f"{family.dim[0]} / {family.heads[0]}"

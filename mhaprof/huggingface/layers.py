@@ -8,48 +8,20 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from mhaprof.errors import SpecError, UsageError
-from mhaprof.huggingface.families import FAMILIES, SEQ2SEQ, UNKNOWN, Family, Seq2Seq
+from mhaprof.huggingface.families import FAMILIES, SEQ2SEQ
+from mhaprof.huggingface.family import Family, Seq2Seq
 from mhaprof.huggingface.keys import KeyFault, Keys, Locate, refusal, shown
 from mhaprof.huggingface.patterns import EXPRESSIBLE, declared_types, type_key
 from mhaprof.huggingface.plan import LayerKind, MissingLayers, ModelPlan, distinguish
 from mhaprof.huggingface.stack import Draft, Run, Stack, image_tokens, is_causal, read_stack
-from mhaprof.spec import AttentionSpec, Phase
+from mhaprof.huggingface.unknown import assumed_family
+from mhaprof.spec import DEFAULT_TOKENS, AttentionSpec, Phase
 
 Part = Literal["text", "vision"]
 
 TEXT_KEYS = ("text_config", "llm_config", "language_config", "thinker_config")
 VISION_KEYS = ("vision_config",)
 COMPOSITES = ("encoder-decoder", "vision-encoder-decoder", "speech-encoder-decoder")
-
-AMBIGUOUS_KEYS = (
-    "attention_chunk_size",
-    "attention_types",
-    "attn_layer_indices",
-    "attn_layer_period",
-    "block_configs",
-    "block_types",
-    "cross_attention_layers",
-    "full_attention_interval",
-    "full_attn_idxs",
-    "global_head_dim",
-    "hybrid_layer_pattern",
-    "hybrid_override_pattern",
-    "index_topk",
-    "interleaved_sliding_window",
-    "kv_n_heads",
-    "linear_attn_config",
-    "multi_query",
-    "multi_query_attention",
-    "multi_query_group_num",
-    "n_head_kv",
-    "num_global_key_value_heads",
-    "num_key_value_groups",
-    "num_kv_heads",
-    "num_kv_shared_layers",
-    "ssm_cfg",
-)
-"""Keys that change which layers attend, or to how many heads: without a row in the table
-of families they cannot be read, and are refused by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +59,6 @@ def layers_of(
     Raises UsageError (ConfigError with ``locate``, which finds a key in the file) naming
     every key that is missing, of the wrong type, impossible or contradictory.
     """
-    from mhaprof.spec import DEFAULT_TOKENS
-
     if not isinstance(config, Mapping):
         raise UsageError(f"{source}: {shown(config)} is not an object of keys")
     request = Request(
@@ -222,53 +192,9 @@ class _Reading:
 
     def _family(self, keys: Keys, model_type: str) -> Family:
         """Return the family's row, or what is assumed of an unknown one, with a warning."""
-        family = FAMILIES.get(model_type)
-        if family is not None:
-            return family
-        ambiguous = keys.given(*AMBIGUOUS_KEYS)
-        held = model_type or "missing"
-        has_types = bool(declared_types(keys))
-        if ambiguous is not None and keys.values[ambiguous] not in (False, 0, []):
-            keys.fault(
-                ambiguous,
-                f"{shown(keys.values[ambiguous])} changes the attention in a way that "
-                f"model_type {held} alone would explain, and mhaprof does not know it",
-            )
-        return self._assumed(keys, held, has_types)
-
-    def _assumed(self, keys: Keys, model_type: str, has_types: bool) -> Family:
-        """Fit ``UNKNOWN`` to the standard keys of a file, and say what was assumed."""
-        family = UNKNOWN
-        said = ["causal"]
-        if keys.given("kv_lora_rank"):
-            family = replace(family, latent=True, head_dim=(), out_bias=family.qkv_bias)
-            said.append("latent attention by kv_lora_rank")
-        else:
-            if not keys.given("num_key_value_heads"):
-                said.append("kv_heads = heads")
-            if not keys.given("head_dim", "d_kv"):
-                said.append("head_dim = hidden_size / num_attention_heads")
-        if not keys.given("attention_bias", "qkv_bias", "use_bias"):
-            said.append("no biases")
-        if not keys.given("use_qk_norm", "qk_norm"):
-            said.append("no norms on q and k")
-        if not has_types:
-            if keys.given("sliding_window_pattern"):
-                family = replace(
-                    family, pattern="every-nth-full", period=1,
-                    period_names=("sliding_window_pattern",),
-                )  # fmt: skip
-            elif keys.given("use_sliding_window"):
-                family = replace(family, pattern="slide-by-flag")
-            else:
-                unused = " (sliding_window is not used)" if keys.given("sliding_window") else ""
-                said.append(f"every layer attends fully{unused}")
-        if family.latent:
-            family = replace(family, norm=replace(family.norm, kind="latent", given=True))
-        if family.image is None and keys.given("image_size") and keys.given("patch_size"):
-            said.append("tokens as given, not made of image_size and patch_size")
-        self.warnings.append(f"model_type {model_type} is not known; assumed: {', '.join(said)}")
-        return family
+        if model_type in FAMILIES:
+            return FAMILIES[model_type]
+        return assumed_family(keys, model_type or "missing", self.warnings)
 
     def _single(self, keys: Keys, model_type: str) -> Stack:
         """Read a model of one stack: a decoder, an encoder or a vision tower."""

@@ -5,9 +5,9 @@ Everything here returns one word for each layer, in the words of ``layer_types``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
-from mhaprof.huggingface.families import Family, PatternName
+from mhaprof.huggingface.family import Family, PatternName
 from mhaprof.huggingface.keys import Keys, is_list, shown
 
 FULL = "full_attention"

@@ -86,9 +86,14 @@ def _from_hub(reference: str) -> Path:
     """Fetch config.json through the hub's own client and cache; honours its offline mode."""
     try:
         from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError
-        from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
-        from huggingface_hub.errors import EntryNotFoundError
+        from huggingface_hub.errors import (
+            EntryNotFoundError,
+            GatedRepoError,
+            HfHubHTTPError,
+            HFValidationError,
+            LocalEntryNotFoundError,
+            RepositoryNotFoundError,
+        )
     except ImportError as error:
         raise MissingExtra(
             package="huggingface_hub", extra="hf", purpose=f"--model {reference}"

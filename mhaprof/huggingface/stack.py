@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mhaprof.huggingface.facts import Facts, Heads, fact, layer_count, read_facts
-from mhaprof.huggingface.families import Family, Image
+from mhaprof.huggingface.family import Family, Image
 from mhaprof.huggingface.keys import Keys, is_list, shown
 from mhaprof.huggingface.patterns import (
     CHUNKED,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import tempfile
 import warnings
@@ -35,8 +36,8 @@ MATH_OPERATORS = ("_scaled_dot_product_attention_math", "_safe_softmax")
 It decomposes before a dispatch mode sees it; its softmax is one that nothing else uses.
 """
 
-NO_KERNEL = "No available kernel"
-"""How torch begins its error when the pinned backend refuses the problem."""
+NO_KERNEL = re.compile("No available kernel|No viable backend for scaled_dot_product")
+"""How torch begins its errors (CUDA, CPU) when the pinned backend refuses the problem."""
 
 
 def backend_of(operators: Collection[str]) -> str | None:
@@ -144,7 +145,8 @@ def refusal_of(call: Callable[[], Returned]) -> tuple[Returned | None, str | Non
         try:
             return call(), None
         except RuntimeError as error:
-            if NO_KERNEL not in str(error):
+            if not NO_KERNEL.match(str(error)):
                 raise
+            own_words = str(error).splitlines()[0]
     reasons = [str(warning.message).split(" (Triggered")[0].strip() for warning in caught]
-    return None, " ".join(dict.fromkeys(reasons)) or f"torch says: {NO_KERNEL}"
+    return None, " ".join(dict.fromkeys(reasons)) or own_words

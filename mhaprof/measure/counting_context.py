@@ -116,8 +116,8 @@ class FusedAttention(TorchFunctionMode):
 
 
 def _fused_allowed() -> bool:
-    backends = torch.backends.cuda
-    return (
+    backends: Any = torch.backends.cuda
+    return bool(
         backends.flash_sdp_enabled()
         or backends.mem_efficient_sdp_enabled()
         or backends.cudnn_sdp_enabled()
@@ -133,7 +133,8 @@ def _fused(
     q, k, v = (tensor.expand(batch, *tensor.shape[1:]) for tensor in (q, k, v))
     groups = q.size(1) // k.size(1)
     k, v = (tensor.repeat_interleave(groups, dim=1) for tensor in (k, v))
-    result = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True)[0]
+    fused = torch.ops.aten._scaled_dot_product_efficient_attention
+    result: torch.Tensor = fused(q, k, v, None, True)[0]
     return result.reshape(*query.shape[: rank - 1], value.size(-1))
 
 

@@ -33,8 +33,10 @@ def resolve_device(name: str) -> str:
 
     ``auto`` takes the first of cuda, xpu, mps and cpu.  An explicit request never falls
     back: raises Unavailable (code ``no_cuda``, ``no_mps``, ``no_xpu``) when it is not
-    there, UsageError when it is no device name.
+    there, UsageError when it is no device name.  ``cpu`` is always there: no torch needed.
     """
+    if name == "cpu":
+        return name
     import torch
 
     if name == "auto":

@@ -20,10 +20,10 @@ from torch import nn
 from mhaprof.errors import UsageError
 from mhaprof.measure.counting_context import FusedAttention, counting
 from mhaprof.measure.fvcore_counter import FvcoreCount, count_with_fvcore
-from mhaprof.measure.meta_copy import MetaCopy, copy_to_meta, inputs_to_meta
-from mhaprof.measure.module_call import ModuleCall
 from mhaprof.measure.meta_answers import DataDependent
+from mhaprof.measure.meta_copy import MetaCopy, copy_to_meta, inputs_to_meta
 from mhaprof.measure.meta_mode import MetaMode
+from mhaprof.measure.module_call import ModuleCall
 from mhaprof.measure.torch_counter import TorchCount, count_with_torch
 from mhaprof.records import Finding
 from mhaprof.units import flops_of

@@ -137,6 +137,11 @@ def choose_timer(device: str, settings: Settings) -> Timer:
     return WallTimer(flush=None if flush is None else lambda: (flush(), wait()))
 
 
+def cpu_threads(settings: Settings) -> int:
+    """Return the threads of a CPU row: those asked for, else ``default_threads``."""
+    return settings.threads or devices.default_threads()
+
+
 @contextmanager
 def _environment(subject: Subject, settings: Settings, device: str) -> Iterator[_Setup]:
     """Set threads, TF32, gradients, the current device and the compiler; restore all."""
@@ -144,7 +149,7 @@ def _environment(subject: Subject, settings: Settings, device: str) -> Iterator[
 
     with ExitStack() as stack:
         if device == "cpu":
-            stack.enter_context(devices.threads(settings.threads))
+            stack.enter_context(devices.threads(cpu_threads(settings)))
         elif device.startswith("cuda"):
             stack.enter_context(torch.cuda.device(torch.device(device)))
         stack.enter_context(devices.tf32(settings.tf32))
@@ -224,7 +229,7 @@ def _timed(
             conditions.contention(
                 before,
                 after,
-                threads=settings.threads or devices.default_threads(),
+                threads=cpu_threads(settings),
                 samples_s=taken.samples_s,
                 process_time_s=taken.process_time_s,
             ),
@@ -270,7 +275,7 @@ def _latency(
         device=device,
         device_name=devices.device_name(device),
         dtype=settings.dtype or "float32",
-        threads=(settings.threads or devices.default_threads()) if on_cpu else None,
+        threads=cpu_threads(settings) if on_cpu else None,
         timer=timer.name,
         cache=timer.cache,
         mode=settings.mode,

@@ -1,26 +1,20 @@
-"""Shape, dtype and stride rules of the operators that attention is made of.
+"""Size, dtype and stride rules of the operators that attention is made of.
 
-Each rule answers one operator on meta tensors with the size, dtype and stride order
-that torch's own kernel gives (a property test compares them), or returns
-``NotImplemented``: then torch's meta kernel is asked, which also raises torch's own
-error for operands that do not fit.
-
-Elementwise operators have no rule each.  The real CPU kernel is run once per pattern
-of dtypes, lengths (one or more) and stride orders, on a proxy of two elements a
-dimension, and its dtype and stride order are remembered.
+Each rule answers one operator on meta tensors with what torch's own meta kernel gives
+(a property test compares them), or returns ``NotImplemented``: then torch's kernel is
+asked, which also raises torch's own error for operands that do not fit.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
 
+from mhaprof.measure.meta_proxy import broadcast, like_proxy, meta_tensor
+
 Rule = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
-Plan = Callable[[tuple[Any, ...], dict[str, Any]], "tuple[list[int], torch.dtype, bool] | None"]
 
 
 class DataDependent(Exception):
@@ -28,61 +22,6 @@ class DataDependent(Exception):
 
 
 _aten = torch.ops.aten
-_PROXY_CACHE_LIMIT = 4096
-_PROXY_MAX_DIM = 8
-_proxy_cache: dict[Any, "tuple[torch.dtype, tuple[int, ...] | None] | None"] = {}
-
-
-def meta_tensor(size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Return a contiguous meta tensor."""
-    return torch.empty(size, dtype=dtype, device="meta")
-
-
-def twin(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a meta tensor of the same size, strides and dtype."""
-    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
-
-
-def broadcast(sizes: Sequence[Sequence[int]]) -> list[int] | None:
-    """Return the common size, or None when the sizes do not broadcast."""
-    first = sizes[0]
-    if all(size == first for size in sizes):
-        return list(first)
-    rank = max(len(size) for size in sizes)
-    result = [1] * rank
-    for size in sizes:
-        offset = rank - len(size)
-        for index, length in enumerate(size):
-            if length == 1:
-                continue
-            known = result[offset + index]
-            if known == 1:
-                result[offset + index] = length
-            elif known != length:
-                return None
-    return result
-
-
-@lru_cache(maxsize=2048)
-def is_pointwise(func: Any) -> bool:
-    """Tell whether torch tags the operator pointwise (higher-order ones have no tags)."""
-    return torch.Tag.pointwise in getattr(func, "tags", ())
-
-
-def _fits_in(func: Any, args: tuple[Any, ...], size: Sequence[int]) -> bool:
-    return not func._schema.is_mutable or list(args[0].shape) == list(size)
-
-
-def pointwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Answer an elementwise operator: broadcast size, dtype and order of the proxy."""
-    if "out" in kwargs:
-        return NotImplemented
-    sizes = [a.shape for a in args if isinstance(a, torch.Tensor)]
-    sizes += [a.shape for a in kwargs.values() if isinstance(a, torch.Tensor)]
-    size = broadcast(sizes) if sizes else None
-    if size is None or not _fits_in(func, args, size):
-        return NotImplemented
-    return _like_proxy(func, args, kwargs, size, by_value=False)
 
 
 def _same_size(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -90,7 +29,7 @@ def _same_size(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs.get("layout") not in (None, torch.strided):
         return NotImplemented
     kept = {k: v for k, v in kwargs.items() if k not in ("device", "pin_memory", "layout")}
-    return _like_proxy(func, args, kept, args[0].shape, by_value=True)
+    return like_proxy(func, args, kept, args[0].shape, by_value=True)
 
 
 def _in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -100,108 +39,6 @@ def _in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if broadcast(sizes) != list(target.shape):
         return NotImplemented
     return target
-
-
-def _like_proxy(
-    func: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    size: Sequence[int],
-    *,
-    by_value: bool,
-) -> Any:
-    key = (
-        func,
-        tuple(_pattern(arg, by_value) for arg in args),
-        tuple((name, _pattern(value, True)) for name, value in kwargs.items()),
-    )
-    try:
-        found = _proxy_cache[key]
-    except KeyError:
-        if len(_proxy_cache) >= _PROXY_CACHE_LIMIT:
-            _proxy_cache.clear()
-        found = _proxy_cache[key] = _ask_proxy(func, args, kwargs)
-    except TypeError:  # an unhashable argument
-        return NotImplemented
-    if found is None:
-        return NotImplemented
-    if func._schema.is_mutable:
-        return args[0]
-    dtype, order = found
-    if order is None:
-        return meta_tensor(size, dtype)
-    if len(order) != len(size):
-        return NotImplemented
-    return strided_tensor(size, dtype, order)
-
-
-def strided_tensor(size: Sequence[int], dtype: torch.dtype, order: Sequence[int]) -> torch.Tensor:
-    """Return a dense meta tensor whose dimensions lie in memory in ``order``, outermost first."""
-    strides = [0] * len(size)
-    step = 1
-    for index in reversed(order):
-        strides[index] = step
-        step *= max(size[index], 1)
-    return torch.empty_strided(size, strides, dtype=dtype, device="meta")
-
-
-def _pattern(value: Any, by_value: bool) -> Any:
-    """Return what of an argument can change the dtype or the stride order of a result."""
-    if isinstance(value, torch.Tensor):
-        lengths = tuple([length if length < 2 else 2 for length in value.shape])
-        if value.is_contiguous():
-            return value.dtype, lengths
-        return value.dtype, lengths, _ranks(value)
-    if by_value or value is None or not isinstance(value, (bool, int, float, complex)):
-        return (type(value), tuple(value)) if isinstance(value, list) else (type(value), value)
-    return type(value)
-
-
-def _ranks(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return the rank of each stride, 0 for the dimensions that are expanded."""
-    known = sorted(set(tensor.stride()) | {0})
-    return tuple(known.index(stride) for stride in tensor.stride())
-
-
-def _proxy(value: Any) -> Any:
-    """Return a real tensor of the same pattern, at most two elements a dimension."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    lengths = [min(length, 2) for length in value.shape]
-    if value.is_contiguous():
-        return torch.ones(lengths, dtype=value.dtype, device="cpu")
-    ranks = _ranks(value)
-    order = sorted(range(len(ranks)), key=lambda index: -ranks[index])
-    stored = [1 if ranks[index] == 0 else lengths[index] for index in order]
-    base = torch.ones(stored, dtype=value.dtype, device="cpu")
-    inverse = [order.index(index) for index in range(len(order))]
-    return base.permute(inverse).expand(lengths)
-
-
-def _ask_proxy(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[torch.dtype, tuple[int, ...] | None] | None:
-    """Run the real kernel on proxies; None when it refuses or returns no single tensor."""
-    if any(isinstance(arg, torch.Tensor) and arg.dim() > _PROXY_MAX_DIM for arg in args):
-        return None
-    state = torch.random.get_rng_state() if _draws(func) else None
-    try:
-        result = func(*[_proxy(arg) for arg in args], **{k: _proxy(v) for k, v in kwargs.items()})
-    except Exception:  # noqa: BLE001  (torch's own meta kernel then says what is wrong)
-        return None
-    finally:
-        if state is not None:
-            torch.random.set_rng_state(state)
-    if not isinstance(result, torch.Tensor):
-        return None
-    if result.is_contiguous():
-        return result.dtype, None
-    strides = result.stride()
-    return result.dtype, tuple(sorted(range(result.dim()), key=lambda i: -strides[i]))
-
-
-def _draws(func: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in func.tags
 
 
 # Products.  Their results are contiguous.
@@ -282,7 +119,7 @@ def _reduction(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if any(not -rank <= dim < rank for dim in dims):
         return NotImplemented
     keepdim = args[2] if len(args) > 2 else kwargs.get("keepdim", False)
-    return _like_proxy(
+    return like_proxy(
         func, args, kwargs, _reduced(args[0].shape, dims, bool(keepdim)), by_value=True
     )
 
@@ -290,7 +127,7 @@ def _reduction(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _layer_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x, normalized = args[0], list(args[1])
     outer = x.dim() - len(normalized)
-    if list(x.shape[outer:]) != normalized or x.dtype not in (torch.float32, torch.float64):
+    if not normalized or list(x.shape[outer:]) != normalized or x.dtype not in (torch.float32, torch.float64):
         return NotImplemented
     statistics = [*x.shape[:outer], *([1] * len(normalized))]
     return meta_tensor(x.shape, x.dtype), *(meta_tensor(statistics, x.dtype) for _ in "ms")
@@ -489,58 +326,3 @@ ANSWERS: dict[Any, Rule] = {
     _aten.index.Tensor: _index,
 }
 """Operator -> rule, beside the elementwise operators, which torch tags."""
-
-
-# Factories: size, dtype, and whether the values may be kept (random ones may not).
-
-
-def _float() -> torch.dtype:
-    return torch.get_default_dtype()
-
-
-def _sized(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return list(args[0]), kwargs.get("dtype") or _float(), True
-
-
-def _random(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return list(args[0]), kwargs.get("dtype") or _float(), False
-
-
-def _full(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    value = args[1]
-    inferred = (
-        torch.bool if isinstance(value, bool) else torch.int64 if isinstance(value, int) else None
-    )
-    if isinstance(value, complex):
-        return None
-    return list(args[0]), kwargs.get("dtype") or inferred or _float(), True
-
-
-def _arange(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    start, end, step = {1: (0, *args, 1), 2: (*args, 1), 3: args}.get(len(args), (0, 0, 0))
-    numbers = (start, end, step)
-    if step == 0 or any(not isinstance(n, (int, float)) for n in numbers):
-        return None
-    whole = all(isinstance(n, int) for n in numbers)
-    length = -((start - end) // step) if whole else math.ceil((end - start) / step)
-    dtype = kwargs.get("dtype") or (torch.int64 if whole else _float())
-    return None if length < 0 else ([length], dtype, True)
-
-
-def _eye(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return [args[0], args[-1]], kwargs.get("dtype") or _float(), True
-
-
-def _randint(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return list(args[-1]), kwargs.get("dtype") or torch.int64, False
-
-
-FACTORIES: dict[Any, Plan] = {
-    **dict.fromkeys((_aten.ones.default, _aten.zeros.default, _aten.empty.memory_format), _sized),
-    **dict.fromkeys((_aten.rand.default, _aten.randn.default), _random),
-    **dict.fromkeys((_aten.randint.default, _aten.randint.low), _randint),
-    **dict.fromkeys((_aten.arange.default, _aten.arange.start, _aten.arange.start_step), _arange),
-    **dict.fromkeys((_aten.eye.default, _aten.eye.m), _eye),
-    _aten.full.default: _full,
-}
-"""Factory -> plan of the constant it makes."""

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from mhaprof.errors import UsageError
@@ -176,7 +176,7 @@ def _hook_name(hook: Callable[..., Any]) -> str:
 
 def _meta_twin(tensor: torch.Tensor) -> torch.Tensor:
     """Return a meta tensor like ``tensor``: size, strides, dtype, parameter or not."""
-    if isinstance(tensor, UninitializedTensorMixin):
+    if is_lazy(tensor):
         lazy: Any = type(tensor)
         twin: torch.Tensor = lazy(tensor.requires_grad, "meta", tensor.data.dtype)
         return twin

@@ -2,9 +2,9 @@
 
 torch's meta kernels are written in Python: the first ``mul`` imports torch._dynamo
 (1.5 s), the first ``bmm`` sympy (0.5 s), and each costs 0.1 to 0.3 ms afterwards.
-``MetaMode`` answers the operators that attention is made of itself, by shape, dtype
-and stride order (``meta_answers.py``); whatever it does not know goes to torch,
-correct but slower.
+``MetaMode`` answers the operators that attention is made of itself, by size, dtype
+and stride order (``meta_answers.py``, ``meta_proxy.py``); whatever it does not know
+goes to torch, correct but slower.
 
 It also lets constants that ``forward`` creates meet meta tensors: small integer
 constants stay real (they may steer the control flow), everything else becomes meta,
@@ -13,6 +13,7 @@ so that an N x N mask never allocates.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,17 +22,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mhaprof.measure.meta_answers import (
-    ANSWERS,
-    FACTORIES,
-    DataDependent,
-    Rule,
-    broadcast,
-    is_pointwise,
-    meta_tensor,
-    pointwise,
-    twin,
-)
+from mhaprof.measure.meta_answers import ANSWERS, DataDependent, Rule
+from mhaprof.measure.meta_factories import FACTORIES
+from mhaprof.measure.meta_proxy import broadcast, is_pointwise, meta_tensor, pointwise, twin
 from mhaprof.measure.silent_ops import is_silent
 
 REAL_CONSTANT_LIMIT = 4096
@@ -42,11 +35,12 @@ REAL_OPERAND_LIMIT = 65536
 
 
 _aten = torch.ops.aten
-_TRACER = torch._C._dispatch_key_parse("Tracer")
-_set_state = torch._C._set_tracing_state
-_is_included = torch._C._dispatch_tls_is_dispatch_key_included
-_include_key = torch._C._dispatch_tls_set_dispatch_key_included
-_exclude_key = torch._C._dispatch_tls_set_dispatch_key_excluded
+_C: Any = torch._C
+_TRACER = _C._dispatch_key_parse("Tracer")
+_set_state = _C._set_tracing_state
+_is_included = _C._dispatch_tls_is_dispatch_key_included
+_include_key = _C._dispatch_tls_set_dispatch_key_included
+_exclude_key = _C._dispatch_tls_set_dispatch_key_excluded
 _NEEDS_VALUES = {
     _aten._local_scalar_dense.default: "item()",
     _aten.nonzero.default: "nonzero()",
@@ -57,7 +51,7 @@ _NEEDS_VALUES = {
 }
 
 
-class MetaMode(TorchDispatchMode):
+class MetaMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Answer operators on meta tensors and remember those that do real work.
 
     ``leaves`` counts the operators run that are not silent (``silent_ops.py``): whoever
@@ -67,7 +61,7 @@ class MetaMode(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.leaves: Counter[Any] = Counter()
 
     @classmethod
@@ -98,22 +92,22 @@ class MetaMode(TorchDispatchMode):
             _exclude_key(_TRACER, True)
 
     def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        route = _ROUTES.get(func)
+        if route is None:
+            route = _ROUTES[func] = _Route.of(func)
+        if route.noted:
+            self.leaves[func] += 1
         is_meta, real = _kinds(args, kwargs)
         if not is_meta:
             if not real:
                 return _factory(func, args, kwargs)
             if not _too_large(func, real):
                 return func(*args, **kwargs)
-        route = _ROUTES.get(func)
-        if route is None:
-            route = _ROUTES[func] = _Route.of(func)
         if real:
             if route.writes_first and not args[0].is_meta:
                 return args[0]
             args = tuple([_to_meta(arg) for arg in args])
             kwargs = {name: _to_meta(value) for name, value in kwargs.items()}
-        if route.noted:
-            self.leaves[func] += 1
         if route.answer is not None:
             result = route.answer(func, args, kwargs)
             if result is not NotImplemented:
@@ -184,17 +178,15 @@ def _refuse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _factory(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Make a constant: real when it is small and integer, else meta."""
     plan = FACTORIES.get(func)
-    planned = None if plan is None else plan(args, kwargs)
-    if planned is None:
+    constant = None if plan is None else plan(args, kwargs)
+    if constant is None:
         return func(*args, **kwargs)
-    size, dtype, keeps_values = planned
     device = kwargs.get("device")
     on_meta = device is not None and torch.device(device).type == "meta"
-    elements = _product(size)
-    small = elements <= (1 if dtype.is_floating_point else REAL_CONSTANT_LIMIT)
-    if keeps_values and small and not on_meta:
+    limit = 1 if constant.dtype.is_floating_point else REAL_CONSTANT_LIMIT
+    if constant.keeps_values and not on_meta and math.prod(constant.size) <= limit:
         return func(*args, **kwargs)
-    return meta_tensor(size, dtype)
+    return meta_tensor(constant.size, constant.dtype)
 
 
 def _kinds(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[bool, list[torch.Tensor]]:
@@ -233,7 +225,7 @@ def _too_large(func: Any, real: list[torch.Tensor]) -> bool:
             return not _is_view(func)
     if len(real) > 1 and real[0].dim() and is_pointwise(func):
         size = broadcast([tensor.shape for tensor in real])
-        return size is not None and _product(size) > REAL_OPERAND_LIMIT
+        return size is not None and math.prod(size) > REAL_OPERAND_LIMIT
     return False
 
 
@@ -243,10 +235,3 @@ def _is_view(func: Any) -> bool:
     if schema is None:
         return False
     return any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
-
-
-def _product(size: Sequence[int]) -> int:
-    product = 1
-    for length in size:
-        product *= length
-    return product

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 from mhaprof.measure.meta_mode import MetaMode
 
@@ -54,7 +54,7 @@ class ModuleCall(nn.Module):
     def materialize(self) -> None:
         """Run once when lazy modules still have to learn their sizes."""
         tensors = (*self.parameters(), *self.buffers())
-        if any(isinstance(tensor, UninitializedTensorMixin) for tensor in tensors):
+        if any(is_lazy(tensor) for tensor in tensors):
             with MetaMode():
                 self(*self.tensors)
 

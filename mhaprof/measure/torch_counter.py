@@ -73,7 +73,7 @@ def _lean_mode() -> Any:
     Operators known to be whole are run and counted here, by the same formulas.
     """
     stock: Any = flop_counter._FlopCounterMode
-    unwrapped = getattr(stock.__torch_dispatch__, "__wrapped__", None)
+    unwrapped: Any = getattr(stock.__torch_dispatch__, "__wrapped__", None)
     if unwrapped is None:
         return stock
 
@@ -100,8 +100,9 @@ def _lean_mode() -> Any:
 @lru_cache(maxsize=4096)
 def _is_whole(func: Any) -> bool:
     """Tell whether an operator reads or computes data and is made of no others."""
+    overload: Any = torch._ops.OpOverload
     return (
-        isinstance(func, torch._ops.OpOverload)
+        isinstance(func, overload)
         and func._schema.name.partition("::")[0] != "prim"
         and torch._C.DispatchKey.CompositeImplicitAutograd not in func.py_kernels
         and not torch._C._dispatch_has_kernel_for_dispatch_key(
@@ -119,8 +120,9 @@ class _LeanFlopCounterMode(FlopCounterMode):
     def __enter__(self) -> _LeanFlopCounterMode:
         self.flop_counts.clear()
         self.mod_tracker.__enter__()
-        self.mode = self._mode_class(self)
-        self.mode.__enter__()
+        mode: Any = self._mode_class(self)
+        mode.__enter__()
+        self.mode = mode
         return self
 
 
@@ -153,17 +155,17 @@ def _product(first: int) -> Callable[..., int]:
     """Make a formula: FLOPs of a product whose left operand is argument ``first``."""
 
     def flops(*sizes: Sizes, out_shape: Sizes = None, **_: Any) -> int:
-        return FLOPS_PER_MAC * math.prod(out_shape) * int(sizes[first][-1])
+        return FLOPS_PER_MAC * int(math.prod(out_shape)) * int(sizes[first][-1])
 
     return flops
 
 
 def _addbmm(_added: Sizes, a: Sizes, b: Sizes, *_: Any, **__: Any) -> int:
-    return FLOPS_PER_MAC * math.prod(a) * int(b[-1])
+    return FLOPS_PER_MAC * int(math.prod(a)) * int(b[-1])
 
 
 def _attention(query: Sizes, key: Sizes, value: Sizes, *_: Any, **__: Any) -> int:
-    pairs = math.prod(query[:-1]) * int(key[-2])
+    pairs = int(math.prod(query[:-1])) * int(key[-2])
     return FLOPS_PER_MAC * pairs * (int(query[-1]) + int(value[-1]))
 
 

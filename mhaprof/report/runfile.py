@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,19 @@ from pydantic import ValidationError
 
 from mhaprof.compare import RunRows
 from mhaprof.errors import NotComparable, UsageError
-from mhaprof.records import SCHEMA_VERSION, Environment, Run
+from mhaprof.records import SCHEMA_VERSION, Environment, Measured, Result, Run
 from mhaprof.report.tabular import Row, row_of
 
 _SQLITE = b"SQLite format 3\x00"
 _REQUIRED = ("name", "implementation", "status")
 _STATUSES = ("ok", "skipped", "failed")
+_NUMBERS = (
+    "macs",
+    "params",
+    "peak_bytes",
+    *(f"latency_{x}_s" for x in ("median", "ci_low", "ci_high")),
+)
+_LISTS = ("replicate_medians_s", "samples_s")
 
 
 def load_run(path: Path) -> RunRows:
@@ -91,7 +99,7 @@ def _from_json(text: str, path: Path) -> tuple[list[Row], Environment | None]:
     try:
         if "results" in document:
             run = Run.model_validate(document)
-            return [row_of(result, latency=True) for result in run.results], run.environment
+            return [_with_samples(result) for result in run.results], run.environment
         found = document.get("environment")
         environment = None if found is None else Environment.model_validate(found)
     except ValidationError as error:
@@ -100,6 +108,14 @@ def _from_json(text: str, path: Path) -> tuple[list[Row], Environment | None]:
         raise UsageError(f"{path}: {place}: {first['msg']}") from error
     rows = document["rows"]
     return (list(rows) if isinstance(rows, list) else [rows]), environment
+
+
+def _with_samples(result: Result) -> Row:
+    """Flatten a record; raw samples stay, for formats that hold distributions."""
+    row = row_of(result, latency=True)
+    if isinstance(result.outcome, Measured) and result.outcome.latency is not None:
+        row["samples_s"] = result.outcome.latency.samples_s
+    return row
 
 
 def _from_json_lines(lines: Iterable[str], path: Path) -> list[Row]:
@@ -182,6 +198,24 @@ def _check_rows(rows: Sequence[Any], path: Path) -> None:
                 f"{path}: row {number}: status {row['status']!r} is not one of "
                 f"{', '.join(_STATUSES)}"
             )
+        for column in (*_NUMBERS, *_LISTS):
+            if not _is_sound(row.get(column), many=column in _LISTS):
+                expected = "a list of numbers" if column in _LISTS else "a number"
+                raise UsageError(
+                    f"{path}: row {number}: {column} {row[column]!r} is not {expected}"
+                )
+
+
+def _is_sound(value: Any, *, many: bool) -> bool:
+    """Say whether a value is absent, or finite and not negative; ``many``: all of a list."""
+    if value is None:
+        return True
+    if many:
+        return isinstance(value, list) and all(
+            item is not None and _is_sound(item, many=False) for item in value
+        )
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and math.isfinite(value) and value >= 0
 
 
 def fold_rounds(rows: Sequence[Row]) -> list[Row]:

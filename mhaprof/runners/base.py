@@ -54,8 +54,10 @@ class Admit(Protocol):
 class Runner(Protocol):
     """Measure tasks, one at a time on each device."""
 
-    def run(self, tasks: Sequence[Task], admit: Admit) -> Generator[Done]:
-        """Yield every task's result as it lands; tasks start in the order given.
+    def run(self, tasks: Sequence[Task], admit: Admit) -> Generator[list[Done]]:
+        """Yield results as they land, those together that are there together.
+
+        Every task has one; tasks start in the order given.
 
         Everything that it starts is fresh, and has ended when the iterator is closed.
         """
@@ -102,7 +104,7 @@ def describe(device: str) -> Environment:
     from mhaprof.measure.devices import resolve_device
     from mhaprof.measure.environment import collect
 
-    if device == COUNTING:
+    if device in (COUNTING, "cpu"):
         return collect("cpu")
     try:
         return collect(resolve_device(device))

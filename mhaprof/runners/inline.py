@@ -17,11 +17,11 @@ class InlineRunner:
     def __init__(self, *, measurer: str = MEASURER) -> None:
         self._measurer = measurer_of(measurer)
 
-    def run(self, tasks: Sequence[Task], admit: Admit) -> Generator[Done]:
+    def run(self, tasks: Sequence[Task], admit: Admit) -> Generator[list[Done]]:
         """Yield every task's result in the order given."""
         admitted: set[str] = set()
         for task in tasks:
             if task.device not in admitted:
                 admit("inline", task.device, describe(task.device))
                 admitted.add(task.device)
-            yield Done(task=task, result=self._measurer(task), lane="inline")
+            yield [Done(task=task, result=self._measurer(task), lane="inline")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import selectors
 import time
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 
 from mhaprof.errors import Unavailable
 from mhaprof.point.boundary import reference_macs
@@ -45,8 +45,8 @@ class WorkerRunner:
         self._workers: list[WorkerProcess] = []
         self._selector = selectors.DefaultSelector()
 
-    def run(self, tasks: Sequence[Task], admit: Admit) -> Generator[Done]:
-        """Yield every task's result as it lands; a lane starts its tasks in their order."""
+    def run(self, tasks: Sequence[Task], admit: Admit) -> Generator[list[Done]]:
+        """Yield results as they land; a lane starts its tasks in their order."""
         waiting = _Waiting(tasks)
         served = {device for lane in self._lanes for device in lane.serves}
         assert {task.device for task in tasks} <= served, "a task that no lane can do"
@@ -56,10 +56,11 @@ class WorkerRunner:
                     self._start(lane)
             while waiting or any(worker.task is not None for worker in self._workers):
                 heard = self._heard()
-                for worker in heard:
-                    yield from self._serve(worker, waiting, admit)
-                for worker in [worker for worker in self._workers if worker not in heard]:
-                    yield from self._check(worker, waiting)
+                silent = [worker for worker in self._workers if worker not in heard]
+                landed = [done for worker in heard for done in self._serve(worker, waiting, admit)]
+                landed += [done for worker in silent for done in self._check(worker, waiting)]
+                if landed:
+                    yield landed
         finally:
             self._kill_all()
 
@@ -76,12 +77,12 @@ class WorkerRunner:
         events = self._selector.select(timeout=TICK_S)
         return [key.fileobj for key, _ in events if isinstance(key.fileobj, WorkerProcess)]
 
-    def _serve(self, worker: WorkerProcess, waiting: _Waiting, admit: Admit) -> Iterator[Done]:
+    def _serve(self, worker: WorkerProcess, waiting: _Waiting, admit: Admit) -> list[Done]:
         """Take what a worker says: its hello, an answer, or its end."""
         messages = worker.receive()
         if messages is None:
-            yield from self._replace(worker, waiting, None)
-            return
+            return self._replace(worker, waiting, None)
+        landed: list[Done] = []
         for message in messages:
             if not worker.ready:
                 hello = Hello.model_validate_json(message)
@@ -94,11 +95,12 @@ class WorkerRunner:
             assert task is not None
             if answer.device_lost:
                 worker.task = None
-                yield from self._replace(worker, waiting, None)
+                self._replace(worker, waiting, None)
             else:
                 # The next task starts before this one is stored: no worker waits for a disk.
                 self._next(worker, waiting)
-            yield Done(task=task, result=answer.result, lane=worker.lane.name)
+            landed.append(Done(task=task, result=answer.result, lane=worker.lane.name))
+        return landed
 
     def _next(self, worker: WorkerProcess, waiting: _Waiting) -> None:
         task = waiting.pop_for(worker.lane)
@@ -106,23 +108,24 @@ class WorkerRunner:
         if task is not None:
             worker.send(task)
 
-    def _check(self, worker: WorkerProcess, waiting: _Waiting) -> Iterator[Done]:
+    def _check(self, worker: WorkerProcess, waiting: _Waiting) -> list[Done]:
         """End a worker that is dead or beyond its time."""
         elapsed_s = time.monotonic() - worker.since_s
         if worker.has_exited():
-            yield from self._replace(worker, waiting, None)
-        elif not worker.ready and elapsed_s > START_TIMEOUT_S:
+            return self._replace(worker, waiting, None)
+        if not worker.ready and elapsed_s > START_TIMEOUT_S:
             raise Unavailable(
                 f"a worker did not start within {START_TIMEOUT_S:.0f} s", code="worker_start"
             )
-        elif worker.task and self._timeout_s is not None and elapsed_s > self._timeout_s:
+        if worker.task and self._timeout_s is not None and elapsed_s > self._timeout_s:
             message = f"took longer than --timeout {self._timeout_s:g} s; its worker was killed"
             failed = Failed(code="timeout", message=message, traceback=worker.output() or None)
-            yield from self._replace(worker, waiting, failed)
+            return self._replace(worker, waiting, failed)
+        return []
 
     def _replace(
         self, worker: WorkerProcess, waiting: _Waiting, failed: Failed | None
-    ) -> Iterator[Done]:
+    ) -> list[Done]:
         """End a worker, fail its task, and start another if there is work for it."""
         self._drop(worker)
         if failed is not None or (worker.ready and worker.task is None):
@@ -135,8 +138,9 @@ class WorkerRunner:
             raise Unavailable(f"a worker cannot start: {last}", code="worker_start")
         if waiting.has_for(worker.lane):
             self._start(worker.lane)
-        if worker.task is not None and failed is not None:
-            yield Done(task=worker.task, result=_failed(worker.task, failed), lane=worker.lane.name)
+        if worker.task is None or failed is None:
+            return []
+        return [Done(task=worker.task, result=_failed(worker.task, failed), lane=worker.lane.name)]
 
     def _kill_all(self) -> None:
         for worker in list(self._workers):

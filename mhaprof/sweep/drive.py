@@ -45,11 +45,12 @@ def drive(
         tasks = remaining(plan, store, number, retry_failed=retry_failed)
         random.Random(seed + number).shuffle(tasks)
         for group in _apart(tasks):
-            with closing(runner.run(group, session.admit)) as finished:
-                for done in finished:
-                    session.commit(done)
+            with closing(runner.run(group, session.admit)) as running:
+                for landed in running:
+                    session.commit(landed)
                     if listener is not None:
-                        listener(done)
+                        for done in landed:
+                            listener(done)
 
 
 def remaining(
@@ -82,8 +83,8 @@ class _Session:
         self._store.add_environment(mark, device, environment)
         self._fingerprints[lane] = mark
 
-    def commit(self, done: Done) -> None:
-        """Store one result."""
+    def commit(self, landed: Sequence[Done]) -> None:
+        """Store results, in one transaction."""
         self._store.commit(
             [
                 Entry(
@@ -94,6 +95,7 @@ class _Session:
                     environment=self._fingerprints[done.lane],
                     lane=done.lane,
                 )
+                for done in landed
             ]
         )
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from mhaprof.planned import PlannedPoint
 from mhaprof.point import MeasureOptions
 from mhaprof.point.measuring import Metric
-from mhaprof.records import ImpossiblePoint, Point, Skipped
+from mhaprof.records import ImpossiblePoint, Point, Settings, Skipped
 from mhaprof.runners.base import Task
 
 
@@ -60,3 +62,89 @@ def identity_of(
         content |= options.model_dump(include={"counters", "backward", "cache_dtype"})
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Item:
+    """An entry before it has its identity and its place."""
+
+    point: Point | ImpossiblePoint
+    what: frozenset[Metric]
+    skip: Skipped | None = None
+
+
+def expand(
+    points: Iterable[PlannedPoint],
+    *,
+    implementations: Sequence[str],
+    versions: Mapping[str, int],
+    settings: Sequence[Settings],
+    what: frozenset[Metric],
+    options: MeasureOptions,
+    references: Iterable[Point] = (),
+) -> list[PlanEntry]:
+    """Return one entry per point, implementation and settings, each measurement once.
+
+    ``implementations`` are those of points that name none; ``versions`` has the version
+    of each.  ``references`` are counted, first.  Settings mean nothing where no time is
+    taken, and are left out.  Points that are skipped (excluded, impossible, modules)
+    become entries that say so.
+    """
+    chosen = (Settings(),) if what <= {"flops"} else settings
+    items = [_Item(point=point, what=frozenset({"flops"})) for point in references]
+    for planned in points:
+        for name in planned.implementations or implementations:
+            skip = _skip_of(planned)
+            if skip is not None:
+                items.append(_Item(point=_skipped(planned, name), what=what, skip=skip))
+                continue
+            for setting in chosen:
+                point = _point(planned, name, versions[name], setting)
+                items.append(_Item(point=point, what=what))
+    return _numbered(items, options)
+
+
+def _numbered(items: Iterable[_Item], options: MeasureOptions) -> list[PlanEntry]:
+    """Give each item its identity and its place; of equal ones the first stays."""
+    entries: dict[str, PlanEntry] = {}
+    for item in items:
+        identity = identity_of(item.point, item.what, options)
+        if identity not in entries:
+            entries[identity] = PlanEntry(
+                identity=identity,
+                ordinal=len(entries),
+                point=item.point,
+                what=item.what,
+                options=options,
+                skip=item.skip,
+            )
+    return list(entries.values())
+
+
+def _point(planned: PlannedPoint, name: str, version: int, settings: Settings) -> Point:
+    assert planned.spec is not None
+    return Point(
+        name=planned.name,
+        spec=planned.spec,
+        implementation=name,
+        implementation_version=version,
+        settings=settings,
+    )
+
+
+def _skipped(planned: PlannedPoint, name: str) -> ImpossiblePoint:
+    """Return the row of a point that is not measured; an excluded one shows its spec."""
+    given = dict(planned.given) if planned.spec is None else planned.spec.model_dump()
+    if planned.module is not None:
+        given["module"] = planned.module.target
+    return ImpossiblePoint(name=planned.name, implementation=name, given=given)
+
+
+def _skip_of(planned: PlannedPoint) -> Skipped | None:
+    """Return why a point is not measured, or None."""
+    if planned.skip is not None:
+        return Skipped(code=planned.skip.code, message=planned.skip.message)
+    if planned.module is not None:
+        message = "a sweep measures attention specs; count this module with mhaprof flops"
+        return Skipped(code="module", message=message)
+    return None

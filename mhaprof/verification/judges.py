@@ -47,6 +47,7 @@ class Bench:
 
     @property
     def torch_dtype(self) -> torch.dtype:
+        """Return torch's object for the dtype."""
         import torch
 
         dtype: torch.dtype = getattr(torch, self.dtype)

@@ -1,0 +1,129 @@
+"""``mhaprof verify``: what a user runs to trust an install."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from mhaprof.cli.options import takes
+from mhaprof.cli.output import Output, OutputFlags, say
+from mhaprof.cli.progress import Bar
+from mhaprof.errors import EXIT_FINDING, EXIT_OK, UsageError
+from mhaprof.point import count_point
+from mhaprof.records import Measured, Point
+from mhaprof.report.view import View, number, text
+from mhaprof.spec import AttentionSpec
+
+
+@takes(out=OutputFlags)
+def verify(
+    impl: Annotated[
+        list[str] | None,
+        typer.Option(help="implementation to verify (repeatable)", show_default="all"),
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="where to run", metavar="auto|cpu|cuda|cuda:N|mps|xpu")
+    ] = "cpu",
+    dtype: Annotated[
+        str, typer.Option(help="element type", metavar="float64|float32|float16|bfloat16")
+    ] = "float64",
+    all_rows: Annotated[
+        bool, typer.Option("--all", help="show every check, not a line per implementation")
+    ] = False,
+    allow_import: Annotated[
+        bool, typer.Option("--allow-import", help="let --impl name code to import")
+    ] = False,
+    *,
+    out: Output,
+) -> int:
+    """Check every implementation against the float64 reference, and all counters.
+
+    Results and gradients on a set of shapes, the worked example and the order
+    experiment of the articles, and the agreement of fvcore, torch and the closed form.
+    Exits 1 on any difference.
+    """
+    from mhaprof import attention
+    from mhaprof.measure.devices import resolve_device
+    from mhaprof.verification import CASES, verdicts
+
+    if dtype not in ("float64", "float32", "float16", "bfloat16"):
+        raise UsageError(f"--dtype {dtype!r} is not one of float64, float32, float16, bfloat16")
+    names = tuple(impl or attention.names())
+    for name in names:
+        attention.get(name, allow_import=allow_import)
+    rows: list[dict[str, Any]] = []
+    with Bar(total=len(names) * (2 + 3 * len(CASES))) as bar:
+        for verdict in verdicts(
+            implementations=names,
+            device=resolve_device(device),
+            dtype=dtype,
+            counters=counters_disagree,
+            allow_import=allow_import,
+        ):
+            bar.start(f"{verdict.implementation}, {verdict.check}")
+            rows.append(
+                {
+                    "implementation": verdict.implementation,
+                    "check": verdict.check,
+                    "case": verdict.case,
+                    "status": verdict.status,
+                    "max_error": verdict.max_error,
+                    "tolerance": verdict.tolerance,
+                    
+                    "message": verdict.message,
+                }
+            )
+    wrong = [row for row in rows if row["status"] == "failed"]
+    for row in wrong:
+        say(f"{row['implementation']}, {row['check']}, {row['case']}: {row['message']}")
+    out.emit(rows, [_every_check(rows) if all_rows else _summary(rows)])
+    return EXIT_FINDING if wrong else EXIT_OK
+
+
+def counters_disagree(implementation: str, spec: AttentionSpec) -> str | None:
+    """Return how the counters of an implementation disagree on a spec, or None."""
+    point = Point(name="verify", spec=spec, implementation=implementation)
+    outcome = count_point(point, allow_import=True).outcome
+    if isinstance(outcome, Measured):
+        blocking = [finding.message for finding in outcome.findings if finding.blocking]
+        return "; ".join(blocking) or None
+    return outcome.message
+
+
+def _every_check(rows: list[dict[str, Any]]) -> View:
+    columns = [
+        text("implementation", "implementation"),
+        text("check", "check"),
+        text("case", "case"),
+        text("status", "status"),
+        number("largest error", "max_error", lambda value: f"{value:.2g}"),
+        number("tolerance", "tolerance", lambda value: f"{value:.2g}"),
+        text("why", "message"),
+    ]
+    return View(title="Every check", columns=columns, rows=rows)
+
+
+def _summary(rows: list[dict[str, Any]]) -> View:
+    """Count the checks of each implementation by how they ended."""
+    names = dict.fromkeys(row["implementation"] for row in rows)
+    lines = []
+    for name in names:
+        mine = [row for row in rows if row["implementation"] == name]
+        ended = {
+            status: sum(row["status"] == status for row in mine)
+            for status in ("ok", "failed", "skipped")
+        }
+        reasons = dict.fromkeys(
+            row["message"].partition(":")[0] for row in mine if row["status"] == "skipped"
+        )
+        line = {"implementation": name, **ended, "why": ", ".join(r for r in reasons if r)}
+        lines.append({**line, "status": "failed" if ended["failed"] else "ok"})
+    columns = [
+        text("implementation", "implementation"),
+        number("ok", "ok", str),
+        number("failed", "failed", str),
+        number("skipped", "skipped", str),
+        text("skipped because", "why"),
+    ]
+    return View(title="Checks of this install", columns=columns, rows=lines)

@@ -1,0 +1,76 @@
+"""A pinned backend is the one that runs, or the reason why not is told."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from mhaprof import attention
+from mhaprof.attention.base import canonical_weights, make_inputs
+from mhaprof.spec import AttentionSpec
+
+SPEC = AttentionSpec(batch=1, tokens=8, dim=32, heads=4)
+
+
+def operators(name: str, spec: AttentionSpec) -> set[str]:
+    """Return the names of the operators that the implementation ran."""
+    implementation = attention.get(name)
+    module = implementation.build(spec)
+    implementation.load(module, spec, canonical_weights(spec, dtype=torch.float32, device="cpu"))
+    inputs = make_inputs(spec, dtype=torch.float32, device="cpu")
+    with torch.no_grad(), profile(activities=[ProfilerActivity.CPU]) as recorded:
+        module(*inputs)
+    return {event.key for event in recorded.key_averages()}
+
+
+@pytest.mark.parametrize(
+    ("name", "operator"),
+    [
+        ("sdpa-math", "aten::_scaled_dot_product_attention_math"),
+        ("sdpa-flash", "aten::_scaled_dot_product_flash_attention_for_cpu"),
+    ],
+)
+@pytest.mark.parametrize("fields", [{}, {"kv_heads": 2}, {"causal": "top-left"}, {"window": 3}])
+def test_the_pinned_backend_runs(name: str, operator: str, fields: dict[str, object]) -> None:
+    spec = SPEC.replace(**fields)
+    ran = {key for key in operators(name, spec) if key.startswith("aten::_scaled_dot_product")}
+    assert operator in ran
+    assert all("math" in key for key in ran) == (name == "sdpa-math")
+
+
+@pytest.mark.parametrize("name", ["sdpa-efficient", "sdpa-cudnn"])
+def test_a_backend_that_a_cpu_lacks_is_refused_in_torchs_words(name: str) -> None:
+    rejection = attention.get(name).rejects(SPEC, device="cpu", dtype="float32")
+    assert rejection is not None
+    assert rejection.code == "backend_unavailable"
+    assert "cpu in float32: No viable backend" in rejection.message
+    assert attention.get(name).rejects(SPEC, device="meta", dtype="float32") is None
+
+
+def test_a_shape_that_a_kernel_refuses_is_refused_with_its_reason() -> None:
+    spec = SPEC.replace(v_head_dim=16)
+    rejection = attention.get("sdpa-flash").rejects(spec, device="cpu", dtype="float32")
+    assert rejection is not None
+    assert "same last dimension" in rejection.message
+    assert attention.get("sdpa-math").rejects(spec, device="cpu", dtype="float32") is None
+
+
+def test_backends_are_not_pinned_where_torch_cannot() -> None:
+    rejection = attention.get("sdpa-flash").rejects(SPEC, device="mps", dtype="float32")
+    assert rejection is not None
+    assert rejection.code == "backend_unavailable"
+
+
+def test_sdpa_attends_natively_to_grouped_heads_and_expand_copies_them() -> None:
+    spec = SPEC.replace(kv_heads=2)
+    assert "aten::repeat_interleave" not in operators("sdpa", spec)
+    assert "aten::repeat_interleave" in operators("sdpa-expand", spec)
+
+
+def test_the_state_of_torchs_backends_is_left_alone() -> None:
+    before = torch.backends.cuda.flash_sdp_enabled(), torch.backends.mha.get_fastpath_enabled()
+    for name in ("sdpa-math", "torch-mha", "torch-mha-fastpath"):
+        operators(name, SPEC.replace(qkv_bias=True, k_bias=True, out_bias=True))
+    after = torch.backends.cuda.flash_sdp_enabled(), torch.backends.mha.get_fastpath_enabled()
+    assert after == before

@@ -1,0 +1,145 @@
+"""Devices: resolution without fallback, threads by quota, contexts that restore."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from mhaprof.errors import Unavailable, UsageError
+from mhaprof.measure import devices
+from mhaprof.measure.latency import choose_timer
+from mhaprof.records import Settings
+
+
+def test_an_absent_device_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(Unavailable, match=r"cuda is not there: .*--device cpu") as caught:
+        devices.resolve_device("cuda")
+    assert caught.value.code == "no_cuda"
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("device", "code"), [("mps", "no_mps"), ("xpu", "no_xpu")])
+def test_each_accelerator_has_its_code(
+    device: str, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(Unavailable) as caught:
+        devices.resolve_device(device)
+    assert caught.value.code == code
+
+
+def test_a_cuda_index_beyond_the_last_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert devices.resolve_device("cuda:1") == "cuda:1"
+    with pytest.raises(Unavailable, match="the last is cuda:1"):
+        devices.resolve_device("cuda:2")
+
+
+def test_auto_takes_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in (torch.cuda, torch.xpu, torch.backends.mps):
+        monkeypatch.setattr(kind, "is_available", lambda: False)
+    assert devices.resolve_device("auto") == "cpu"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert devices.resolve_device("auto") == "cuda"
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:x", "", "cpu:0"])
+def test_a_word_that_is_no_device_is_a_usage_error(name: str) -> None:
+    with pytest.raises(UsageError, match="is not one of auto, cpu"):
+        devices.resolve_device(name)
+
+
+def written(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        file = root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return root
+
+
+@pytest.fixture
+def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+
+
+@pytest.mark.usefixtures("eight_cores")
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 8),
+        ({"proc/self/cgroup": "0::/job\n", "sys/fs/cgroup/job/cpu.max": "max 100000"}, 8),
+        ({"proc/self/cgroup": "0::/job\n", "sys/fs/cgroup/job/cpu.max": "250000 100000"}, 3),
+        (
+            {
+                "proc/self/cgroup": "0::/top/job\n",
+                "sys/fs/cgroup/top/job/cpu.max": "max 100000",
+                "sys/fs/cgroup/top/cpu.max": "200000 100000",
+            },
+            2,
+        ),
+        ({"proc/self/cgroup": "0::/host/only\n", "sys/fs/cgroup/cpu.max": "50000 100000"}, 1),
+        (
+            {
+                "proc/self/cgroup": "3:cpu,cpuacct:/job\n0::/\n",
+                "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us": "400000",
+                "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_period_us": "100000",
+            },
+            4,
+        ),
+        (
+            {
+                "proc/self/cgroup": "3:cpu:/\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
+            },
+            8,
+        ),
+    ],
+)
+def test_default_threads_are_the_least_of_affinity_and_quotas(
+    tmp_path: Path, files: dict[str, str], expected: int
+) -> None:
+    assert devices.default_threads(root=written(tmp_path, files)) == expected
+
+
+def test_threads_and_tf32_are_restored_even_after_an_error() -> None:
+    def broken() -> None:
+        with devices.threads(1), devices.tf32(True):
+            assert torch.get_num_threads() == 1
+            assert torch.get_float32_matmul_precision() == "high"
+            raise RuntimeError("broken")
+
+    before = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    with pytest.raises(RuntimeError, match="broken"):
+        broken()
+    assert (torch.get_num_threads(), torch.get_float32_matmul_precision()) == before
+
+
+def test_the_largest_cache_counts_as_the_last_level(tmp_path: Path) -> None:
+    cache = "sys/devices/system/cpu/cpu0/cache"
+    files = {f"{cache}/index0/size": "48K\n", f"{cache}/index3/size": "30720K\n"}
+    assert devices.last_level_cache_bytes(root=written(tmp_path, files)) == 30 * 2**20
+    assert devices.last_level_cache_bytes(root=tmp_path / "none") == 0
+
+
+def test_a_cpu_is_hot_and_an_accelerator_cold_by_default() -> None:
+    assert devices.default_cache("cpu") == "hot"
+    assert devices.default_cache("cuda:1") == "cold"
+
+
+@pytest.mark.parametrize(("timer", "word"), [("graph", "CUDA graphs"), ("events", "--timer wall")])
+def test_a_timer_that_the_cpu_lacks_is_refused_not_replaced(timer: str, word: str) -> None:
+    with pytest.raises(UsageError, match=word):
+        choose_timer("cpu", Settings(device="cpu", timer=timer))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("cache", ["hot", "cold"])
+def test_the_cpu_timer_has_the_cache_state_that_was_asked_for(cache: str) -> None:
+    timer = choose_timer("cpu", Settings(device="cpu", cache=cache))  # type: ignore[arg-type]
+    assert (timer.name, timer.cache) == ("wall", cache)

@@ -1,0 +1,371 @@
+"""A row of latency: checked first, every setting in it, flags with their sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from mhaprof.measure import conditions, devices, latency, nvidia
+from mhaprof.measure.latency import Subject, Timed, measure, rotated_inputs
+from mhaprof.measure.sampling import Progress, StopRule
+from mhaprof.measure.timers import Batch, EventTimer
+from mhaprof.records import Failed, Settings, Skipped
+
+CPU = Settings(device="cpu", dtype="float32", threads=1, cache="hot")
+QUICK = StopRule(min_time_s=0.0, max_time_s=0.2, min_samples=6, precision=1.0)
+
+
+class Twice(nn.Module):
+    """Twice its input, through a parameter; breaks its result when told to."""
+
+    def __init__(self, factor: float = 2.0) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(factor))
+        self.log: list[str] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.log.append("forward")
+        return x * self.factor
+
+
+def drawn(index: int) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(index)
+    return (torch.randn(2, 3, 4, generator=generator),)
+
+
+def subject(module: Callable[..., torch.Tensor] | None = None) -> Subject:
+    return Subject(
+        module=module or Twice(),
+        inputs=drawn,
+        reference=drawn(0)[0][-1:].double() * 2,
+        part=lambda result: result[-1:],
+        tolerance=1e-6,
+    )
+
+
+@pytest.fixture(autouse=True)
+def short_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        latency, "WarmUp", lambda: latency.ACCELERATOR_WARM_UP.__class__(min_time_s=0.001)
+    )
+
+
+def timed(**options: Any) -> Timed:
+    row = measure(options.pop("subject", subject()), rule=QUICK, **{"settings": CPU, **options})
+    assert isinstance(row, Timed), row
+    return row
+
+
+def test_a_row_names_its_device_timer_cache_threads_and_error() -> None:
+    row = timed().latency
+    assert (row.device, row.timer, row.cache, row.threads) == ("cpu", "wall", "hot", 1)
+    assert (row.mode, row.compiled, row.tf32, row.dtype) == ("forward", False, None, "float32")
+    assert row.device_name == devices.cpu_model()
+    assert row.max_error <= row.tolerance == 1e-6
+    assert row.process_time_s is not None
+    assert len(row.process_time_s) == len(row.samples_s) >= 6
+    assert row.warmup_calls >= 3
+    assert row.first_call_s > 0
+
+
+def test_a_wrong_result_has_no_time() -> None:
+    module = Twice(factor=2.001)
+    row = measure(subject(module), settings=CPU, rule=QUICK)
+    assert isinstance(row, Failed)
+    assert row.code == "wrong_result"
+    assert "is above 1e-06" in row.message
+    assert module.log == ["forward"], "it was called again after the wrong result"
+
+
+def test_nan_has_no_time() -> None:
+    row = measure(subject(lambda x: x * float("nan")), settings=CPU, rule=QUICK)
+    assert isinstance(row, Failed)
+    assert row.code == "wrong_result"
+    assert "NaN" in row.message
+
+
+def test_a_nan_gradient_has_no_time() -> None:
+    class Kink(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * x + 0 * torch.sqrt(x - x)
+
+    settings = CPU.model_copy(update={"mode": "backward"})
+    row = measure(subject(Kink()), settings=settings, rule=QUICK)
+    assert isinstance(row, Failed)
+    assert "gradient" in row.message
+
+
+def test_a_backend_that_refuses_is_a_skip_with_torchs_reason() -> None:
+    def refuse(x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("No available kernel. Aborting execution.")
+
+    row = measure(subject(refuse), settings=CPU, rule=QUICK)
+    assert row == Skipped(
+        code="backend_unavailable", message="No available kernel. Aborting execution."
+    )
+
+
+def test_the_first_call_is_not_among_the_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    import time
+
+    class Lazy(Twice):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not self.log:
+                time.sleep(0.05)
+            return super().forward(x)
+
+    row = timed(subject=subject(Lazy())).latency
+    assert row.first_call_s >= 0.05
+    assert row.summary.median < 0.05
+
+
+@pytest.mark.parametrize("mode", ["backward", "forward-backward"])
+def test_gradients_are_timed_in_the_mode_that_the_row_names(mode: str) -> None:
+    module = Twice()
+    row = timed(subject=subject(module), settings=CPU.model_copy(update={"mode": mode})).latency
+    assert row.mode == mode
+    forwards = len(module.log)
+    calls = row.warmup_calls + len(row.samples_s)
+    assert forwards >= calls if mode == "forward-backward" else forwards <= 4
+
+
+def test_threads_are_set_while_timing_and_restored() -> None:
+    seen = set()
+
+    def module(x: torch.Tensor) -> torch.Tensor:
+        seen.add(torch.get_num_threads())
+        return 2 * x
+
+    before = torch.get_num_threads()
+    timed(subject=subject(module), settings=CPU.model_copy(update={"threads": 1}))
+    assert seen == {1}
+    assert torch.get_num_threads() == before
+
+
+def test_threads_that_were_not_given_are_the_default_and_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(devices, "default_threads", lambda: 1)
+    seen = set()
+
+    def module(x: torch.Tensor) -> torch.Tensor:
+        seen.add(torch.get_num_threads())
+        return 2 * x
+
+    row = timed(subject=subject(module), settings=CPU.model_copy(update={"threads": None}))
+    assert (row.latency.threads, seen) == (1, {1})
+
+
+def test_contention_marks_the_row_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conditions, "contention", lambda *_, **__: "a burner ran beside")
+    row = timed()
+    assert row.latency.flags == ["contended"]
+    assert [(found.code, found.message) for found in row.findings] == [
+        ("contended", "a burner ran beside")
+    ]
+    assert not row.findings[0].blocking
+
+
+def test_a_time_below_the_peaks_is_marked() -> None:
+    assert "above_peak" in timed(least_s=10.0).latency.flags
+    assert "above_peak" not in timed(least_s=1e-12).latency.flags
+
+
+def test_a_time_that_did_not_converge_says_what_it_lacks() -> None:
+    rule = StopRule(max_time_s=0.05, precision=1e-9)
+    row = measure(subject(), settings=CPU, rule=rule)
+    assert isinstance(row, Timed)
+    assert not row.latency.converged
+    assert "not_converged" in [found.code for found in row.findings]
+
+
+def test_auto_that_became_math_is_a_warning_only_where_torch_chose() -> None:
+    def math(x: torch.Tensor) -> torch.Tensor:
+        bias = torch.zeros(3, 3, requires_grad=True)
+        with torch.enable_grad():
+            torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=bias)
+        return 2 * x
+
+    chosen = timed(subject=subject(math), warn_math=True)
+    assert chosen.latency.resolved_backend == "math"
+    assert "auto_became_math" in [found.code for found in chosen.findings]
+    pinned = timed(subject=subject(math))
+    assert "auto_became_math" not in [found.code for found in pinned.findings]
+
+
+def test_progress_covers_warm_up_and_sampling() -> None:
+    told: list[Progress] = []
+    timed(progress=told.append)
+    assert [entry.stage for entry in told][0] == "warm-up"
+    assert told[-1].stage == "sampling"
+
+
+def test_an_interrupt_while_sampling_keeps_the_row() -> None:
+    def interrupting(progress: Progress) -> None:
+        if progress.stage == "sampling" and progress.samples >= 1:
+            raise KeyboardInterrupt
+
+    row = timed(progress=interrupting)
+    assert row.interrupted
+    assert row.latency.samples_s
+
+
+def test_a_compiled_row_says_so_and_keeps_its_compilation_apart() -> None:
+    import mhaprof.measure.calls as calls
+
+    original = calls.compiled
+    settings = CPU.model_copy(update={"compile": True})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calls, "compiled", lambda module: original(module, backend="aot_eager"))
+        row = timed(settings=settings).latency
+    assert row.compiled
+    assert row.flags in ([], ["contended"])
+    assert row.first_call_s > row.summary.median
+
+
+class FakeGpu:
+    """Events on the host's clock, so that an accelerator's path runs on a CPU."""
+
+    def __init__(self, *, kernel_ms: float, enqueue_ns: int) -> None:
+        self.kernel_ms, self.now, self.enqueue_ns = kernel_ms, 0, enqueue_ns
+
+    def clock(self) -> int:
+        self.now += self.enqueue_ns
+        return self.now
+
+    def timer(self) -> EventTimer:
+        kernel_ms = self.kernel_ms
+
+        class Event:
+            def record(self) -> None:
+                pass
+
+            def elapsed_time(self, end_event: Any, /) -> float:
+                return kernel_ms
+
+        return EventTimer(
+            name="cuda-events",
+            event=Event,
+            synchronize=lambda: None,
+            flush=lambda: None,
+            host_ns=self.clock,
+        )
+
+
+@pytest.fixture
+def as_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[FakeGpu], Settings]]:
+    """Let ``measure`` believe in a CUDA device whose timer is a fake."""
+
+    def install(gpu: FakeGpu) -> Settings:
+        monkeypatch.setattr(devices, "make_timer", lambda device, cache: gpu.timer())
+        monkeypatch.setattr(devices, "device_name", lambda device: "Fake GPU")
+        monkeypatch.setattr(devices, "l2_bytes", lambda device: 4096)
+        monkeypatch.setattr(latency, "synchronize", lambda device: None)
+        monkeypatch.setattr(latency, "ACCELERATOR_WARM_UP", devices_warm_up())
+        monkeypatch.setattr(
+            torch.cuda, "device", lambda device: torch.autograd.set_grad_enabled(False)
+        )
+        monkeypatch.setattr(nvidia, "gpu_state", lambda device: None)
+        return Settings(device="cuda", dtype="float32", tf32=True)
+
+    return install
+
+
+def devices_warm_up() -> Any:
+    return latency.ACCELERATOR_WARM_UP.__class__(min_time_s=0.001)
+
+
+def test_a_gpu_row_has_events_enqueue_times_and_tf32(
+    as_cuda: Callable[[FakeGpu], Settings],
+) -> None:
+    row = timed(settings=as_cuda(FakeGpu(kernel_ms=1.0, enqueue_ns=5_000))).latency
+    assert (row.timer, row.cache, row.tf32, row.threads) == ("cuda-events", "cold", True, None)
+    assert row.enqueue_s == pytest.approx([5e-6] * len(row.samples_s))
+    assert row.process_time_s is None
+    assert row.flags == []
+
+
+def test_a_launch_bound_row_gets_a_graph_time_on_rotating_inputs(
+    as_cuda: Callable[[FakeGpu], Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captured: list[int] = []
+
+    class Graph:
+        def replay(self) -> None:
+            pass
+
+    def capture(calls: list[Any]) -> Graph:
+        captured.append(len(calls))
+        for call in calls:
+            call()
+        return Graph()
+
+    monkeypatch.setattr(latency.calls, "capture", capture)
+    settings = as_cuda(FakeGpu(kernel_ms=0.04, enqueue_ns=5_000))
+    row = timed(settings=settings)
+    # 2 x L2 is 8192 bytes, one input 96: more sets than the most that are rotated.
+    assert captured == [16]
+    assert row.latency.flags == ["launch_bound"]
+    assert row.latency.graph_samples_s is not None
+    assert row.latency.graph_samples_s[0] == pytest.approx(4e-5 / 16)
+
+
+def test_a_launch_bound_row_without_a_graph_says_why(
+    as_cuda: Callable[[FakeGpu], Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def capture(calls: list[Any]) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    monkeypatch.setattr(latency.calls, "capture", capture)
+    row = timed(settings=as_cuda(FakeGpu(kernel_ms=0.04, enqueue_ns=5_000)))
+    assert row.latency.graph_samples_s is None
+    assert "not permitted when stream is capturing" in row.findings[0].message
+
+
+def test_throttling_and_neighbours_mark_a_gpu_row(
+    as_cuda: Callable[[FakeGpu], Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = as_cuda(FakeGpu(kernel_ms=1.0, enqueue_ns=5_000))
+    state = nvidia.GpuState(
+        driver="1",
+        sm_clock_mhz=1000,
+        sm_clock_max_mhz=2000,
+        memory_clock_mhz=1,
+        power_w=1.0,
+        power_limit_w=1.0,
+        temperature_c=90,
+        throttle_reasons=("hardware thermal limit",),
+        other_processes=2,
+    )
+    monkeypatch.setattr(nvidia, "gpu_state", lambda device: state)
+    row = timed(settings=settings)
+    assert row.latency.flags == ["throttled", "contended"]
+    assert "hardware thermal limit" in row.findings[0].message
+    assert "2 other process(es)" in row.findings[1].message
+
+
+def test_inputs_rotate_through_twice_the_l2_cache() -> None:
+    first = drawn(0)
+    size = first[0].numel() * 4
+    sets = rotated_inputs(subject(), first, l2_bytes=size * 3)
+    assert len(sets) == 6
+    assert sets[0] is first
+    assert torch.equal(sets[5][0], drawn(5)[0])
+    assert len(rotated_inputs(subject(), first, l2_bytes=0)) == 2
+    assert len(rotated_inputs(subject(), first, l2_bytes=10**9)) == 16
+
+
+def test_a_wall_timer_waits_for_the_accelerator_in_each_sample(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log: list[str] = []
+    monkeypatch.setattr(latency, "synchronize", lambda device: log.append("wait"))
+    timer = latency.WallTimer()
+    call = latency._waiting(lambda: log.append("call"), timer, "cuda")
+    taken: Batch = timer.batch(call, 2)
+    assert log == ["call", "wait"] * 2
+    assert len(taken.samples_s) == 2

@@ -1,0 +1,74 @@
+"""Measured peak on a CPU, and predictions that it confirms."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mhaprof.measure import peak
+from mhaprof.measure.memory import predict_peak_bytes
+from mhaprof.measure.peak import ResidentSampler, measured_peak
+from mhaprof.measure.timers import Call
+from mhaprof.spec import AttentionSpec
+
+MIB = 2**20
+
+
+def doubling() -> Call:
+    x = torch.ones(8 * MIB)
+    return lambda: (x * 2).sum()
+
+
+def test_the_peak_holds_inputs_and_temporaries() -> None:
+    found = measured_peak(doubling, device="cpu")
+    assert found is not None
+    assert 0.95 * 64 * MIB < found < 1.2 * 64 * MIB
+
+
+def test_without_a_kernels_record_a_thread_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peak, "reset_resident_peak", lambda: False)
+    found = measured_peak(doubling, device="cpu")
+    assert found is not None
+    assert 0.5 * 64 * MIB < found < 1.2 * 64 * MIB
+
+
+def test_the_watching_thread_ends_with_the_body() -> None:
+    with ResidentSampler() as sampler:
+        held = torch.ones(8 * MIB)
+    assert not sampler._thread.is_alive()
+    assert sampler.peak_bytes > held.numel()
+
+
+def test_other_accelerators_have_no_peak() -> None:
+    assert measured_peak(doubling, device="mps") is None
+
+
+def eager(spec: AttentionSpec) -> Call:
+    def split(t: torch.Tensor, heads: int) -> torch.Tensor:
+        return t.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+    x = torch.randn(spec.batch, spec.tokens, spec.dim)
+    w_qkv = torch.randn(3 * spec.dim, spec.dim)
+    w_o = torch.randn(spec.dim, spec.dim)
+
+    def call() -> object:
+        q, k, v = (split(part, spec.heads) for part in (x @ w_qkv.T).chunk(3, dim=-1))
+        weights = (q * spec.head_dim**-0.5 @ k.transpose(-1, -2)).softmax(dim=-1)
+        return (weights @ v).transpose(1, 2).flatten(2) @ w_o.T
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        AttentionSpec(batch=2, tokens=768, dim=256, heads=8),
+        AttentionSpec(batch=8, tokens=512, dim=512, heads=1),
+    ],
+)
+def test_a_prediction_bounds_the_measured_peak_within_a_quarter(spec: AttentionSpec) -> None:
+    predicted = predict_peak_bytes(spec, fused=False, dtype_bytes=4, check_reference=False)
+    with torch.no_grad():
+        found = measured_peak(lambda: eager(spec), device="cpu")
+    assert found is not None
+    assert found / 1.1 <= predicted <= found * 1.35

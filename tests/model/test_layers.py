@@ -1,0 +1,243 @@
+"""From keys to layers: windows, chunks, sharing, cross-attention, nested files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mhaprof import formulas
+from mhaprof.errors import UsageError
+from mhaprof.huggingface import layers_of
+from mhaprof.huggingface.cost import cost_of
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 4,
+}
+QWEN = LLAMA | {"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": True}
+VIT = {
+    "model_type": "vit",
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "image_size": 224,
+    "patch_size": 16,
+}
+WHISPER = {
+    "model_type": "whisper",
+    "d_model": 64,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 2,
+    "encoder_layers": 3,
+    "decoder_layers": 2,
+    "max_source_positions": 30,
+}
+
+
+def names_of(config: dict[str, Any], **options: Any) -> dict[str, tuple[int, ...]]:
+    return {kind.name: kind.indices for kind in layers_of(config, tokens=32, **options).kinds}
+
+
+def test_a_mistral_window_holds_in_every_layer_and_null_turns_it_off() -> None:
+    mistral = LLAMA | {"model_type": "mistral", "sliding_window": 8}
+    assert names_of(mistral) == {"sliding_attention": (0, 1, 2, 3)}
+    assert names_of(mistral | {"sliding_window": None}) == {"full_attention": (0, 1, 2, 3)}
+
+
+def test_max_window_layers_says_where_sliding_starts() -> None:
+    assert names_of(QWEN | {"max_window_layers": 3}) == {
+        "full_attention": (0, 1, 2),
+        "sliding_attention": (3,),
+    }
+    assert names_of(QWEN | {"use_sliding_window": False}) == {"full_attention": (0, 1, 2, 3)}
+
+
+def test_layer_types_win_over_older_keys() -> None:
+    types = ["sliding_attention", "full_attention", "full_attention", "full_attention"]
+    assert names_of(QWEN | {"layer_types": types})["sliding_attention"] == (0,)
+
+
+def test_chunks_are_counted_pair_by_pair() -> None:
+    llama4 = LLAMA | {"model_type": "llama4_text", "head_dim": 16, "attention_chunk_size": 10}
+    chunked, full = layers_of(llama4, tokens=32).kinds
+    assert (chunked.name, chunked.indices, full.indices) == ("chunked_attention", (0, 1, 2), (3,))
+    visible = sum(i // 10 == j // 10 for i in range(32) for j in range(i + 1))
+    assert formulas.exact_pairs(chunked.spec) == visible == 3 * 55 + 3
+    assert names_of(llama4 | {"no_rope_layers": [1, 0, 1, 0]})["full_attention"] == (1, 3)
+
+
+def test_a_layer_that_shares_keys_and_values_has_neither_projections_nor_cache() -> None:
+    config = LLAMA | {
+        "model_type": "gemma3n_text",
+        "head_dim": 16,
+        "num_hidden_layers": 10,
+        "sliding_window": 8,
+        "num_kv_shared_layers": 5,
+    }
+    cost = cost_of(layers_of(config, tokens=32))
+    assert [kind.name for kind in cost.plan.kinds] == [
+        "sliding_attention",
+        "full_attention",
+        "sliding_attention, shared kv",
+        "full_attention, shared kv",
+    ]
+    own, shared = cost.kinds[0], cost.kinds[2]
+    assert own.params - shared.params == 2 * 64 * 2 * 16
+    assert (own.norm_params, shared.norm_params) == (32, 16)
+    assert (own.kv_bytes_per_token, shared.kv_bytes_per_token) == (2 * 2 * 16 * 2, 0)
+    assert cost.total.kv_bytes_per_token == 5 * 2 * 2 * 16 * 2
+
+
+def test_heads_may_differ_from_layer_to_layer() -> None:
+    config = LLAMA | {"num_key_value_heads": [1, 1, 4, 4]}
+    kinds = layers_of(config, tokens=32).kinds
+    assert [(kind.name, kind.spec.kv_heads) for kind in kinds] == [
+        ("full_attention (layers 0-1)", 1),
+        ("full_attention (layers 2-3)", 4),
+    ]
+
+
+def test_a_decoder_crosses_to_the_encoder_at_the_length_that_the_file_fixes() -> None:
+    encoder, decoder, cross = layers_of(WHISPER, tokens=7).kinds
+    assert (encoder.spec.tokens, encoder.spec.heads, encoder.spec.causal) == (30, 4, "none")
+    assert (decoder.spec.tokens, decoder.spec.heads, decoder.spec.causal) == (7, 2, "top-left")
+    assert (cross.spec.tokens, cross.spec.kv_tokens, cross.spec.causal) == (7, 30, "none")
+    assert (cross.spec.qkv_bias, cross.spec.k_bias) == (True, False)
+
+
+def test_in_decode_cross_attention_projects_no_keys_and_keeps_its_parameters() -> None:
+    prefill = cost_of(layers_of(WHISPER, tokens=7))
+    plan = layers_of(WHISPER, tokens=7, phase="decode")
+    assert [kind.name for kind in plan.kinds] == ["full_attention", "cross_attention"]
+    decode = cost_of(plan)
+    assert decode.kinds[1].macs == 2 * 64 * 64 + 2 * 64 * 30
+    assert decode.kinds[1].params == prefill.kinds[2].params
+    assert decode.kinds[1].kv_cache_bytes == 30 * 2 * 64 * 2
+    assert "encoder ran in prefill" in plan.warnings[0]
+
+
+def test_an_encoder_keeps_no_cache_and_has_no_phase_decode() -> None:
+    bert = LLAMA | {"model_type": "bert"}
+    assert cost_of(layers_of(bert, tokens=32)).total.kv_bytes_per_token == 0
+    with pytest.raises(UsageError, match="no phase decode"):
+        layers_of(bert, phase="decode")
+
+
+def test_a_bert_that_decodes_is_causal_and_may_cross() -> None:
+    config = LLAMA | {"model_type": "bert", "is_decoder": True, "add_cross_attention": True}
+    plan = layers_of(config, tokens=32, kv_tokens=5)
+    assert [kind.name for kind in plan.kinds] == ["full_attention", "cross_attention"]
+    assert plan.kinds[0].spec.causal == "top-left"
+    assert plan.kinds[1].spec.kv_tokens == 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "tokens"),
+    [
+        ({}, 197),
+        ({"model_type": "deit"}, 198),
+        ({"model_type": "siglip_vision_model", "image_size": 384, "patch_size": 14}, 729),
+        ({"model_type": "dinov2_with_registers", "num_register_tokens": 4}, 201),
+        ({"model_type": "dinov3_vit", "num_register_tokens": 0}, 197),
+        ({"image_size": [32, 64]}, 9),
+    ],
+)
+def test_a_vision_encoder_makes_its_tokens_of_the_image(
+    changes: dict[str, Any], tokens: int
+) -> None:
+    spec = layers_of(VIT | changes).kinds[0].spec
+    assert (spec.tokens, spec.kv_tokens, spec.causal) == (tokens, tokens, "none")
+
+
+def test_tokens_asked_for_win_over_the_image_and_the_plan_says_so() -> None:
+    plan = layers_of(VIT, tokens=50)
+    assert plan.kinds[0].spec.tokens == 50
+    assert "makes 197" in plan.warnings[0]
+
+
+def test_a_multimodal_file_counts_the_part_asked_for_and_names_the_other() -> None:
+    config = {
+        "model_type": "llava",
+        "text_config": LLAMA,
+        "vision_config": VIT | {"model_type": "clip_vision_model"},
+    }
+    text = layers_of(config, tokens=32)
+    assert text.model_type == "llama"
+    assert "vision_config is left out" in text.warnings[0]
+    vision = layers_of(config, part="vision")
+    assert (vision.model_type, vision.kinds[0].spec.tokens) == ("clip_vision_model", 197)
+
+
+def test_a_nested_part_without_model_type_is_of_its_parents_family() -> None:
+    inner = LLAMA | {"head_dim": 16, "sliding_window": 8}
+    del inner["model_type"]
+    plan = layers_of({"model_type": "gemma3", "text_config": inner}, tokens=32)
+    assert plan.model_type == "gemma3_text"
+    assert plan.kinds[0].spec.qk_norm == "per-head"
+
+
+def test_an_encoder_and_a_decoder_in_one_file_are_both_counted() -> None:
+    gpt2 = {"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 2}
+    config = {"model_type": "vision-encoder-decoder", "encoder": VIT, "decoder": gpt2}
+    kinds = layers_of(config, tokens=32).kinds
+    assert [(kind.name, kind.spec.kv_tokens) for kind in kinds] == [
+        ("encoder full_attention", 197),
+        ("full_attention", 32),
+        ("cross_attention", 197),
+    ]
+
+
+def test_cross_attention_layers_replace_self_attention() -> None:
+    config = LLAMA | {"model_type": "mllama_text_model", "cross_attention_layers": [1, 3]}
+    plan = layers_of(config, tokens=32, kv_tokens=6404)
+    assert {kind.name: kind.indices for kind in plan.kinds} == {
+        "full_attention": (0, 2),
+        "cross_attention": (1, 3),
+    }
+    assert plan.kinds[1].spec.qk_norm == "per-head"
+
+
+def test_partial_leaves_linear_layers_out_and_counts_them() -> None:
+    config = LLAMA | {"model_type": "qwen3_next", "head_dim": 16, "num_hidden_layers": 8}
+    with pytest.raises(UsageError, match="linear_attention"):
+        layers_of(config)
+    plan = layers_of(config, partial=True)
+    assert plan.kinds[0].indices == (3, 7)
+    assert plan.kinds[0].spec.output_gate == "elementwise"
+    assert [(each.name, each.indices) for each in plan.missing] == [
+        ("linear_attention", (0, 1, 2, 4, 5, 6))
+    ]
+    with pytest.raises(UsageError, match="left out"):
+        plan.kinds_of(0)
+
+
+def test_a_file_without_any_layer_left_is_refused_even_if_partial() -> None:
+    with pytest.raises(UsageError, match="no layer is left"):
+        layers_of(LLAMA | {"layer_types": ["mamba"] * 4}, partial=True)
+
+
+def test_an_unknown_model_type_works_and_says_what_was_assumed() -> None:
+    config = LLAMA | {"model_type": "brandnew"}
+    del config["num_key_value_heads"]
+    plan = layers_of(config, tokens=32)
+    assert plan.kinds[0].spec.kv_heads == 4
+    (warning,) = plan.warnings
+    assert warning.startswith("model_type brandnew is not known; assumed: causal, kv_heads")
+    latent = config | {
+        "q_lora_rank": None,
+        "kv_lora_rank": 8,
+        "qk_nope_head_dim": 6,
+        "qk_rope_head_dim": 2,
+        "v_head_dim": 4,
+    }
+    assert layers_of(latent, tokens=32).kinds[0].spec.is_latent
+
+
+@pytest.mark.parametrize("key", ["multi_query_group_num", "block_configs", "index_topk"])
+def test_an_unknown_family_with_a_key_of_its_own_is_refused_by_that_key(key: str) -> None:
+    with pytest.raises(UsageError, match=key):
+        layers_of(LLAMA | {"model_type": "brandnew", key: 2})
