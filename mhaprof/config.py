@@ -14,6 +14,7 @@ from pathlib import Path
 from mhaprof.config_file import (
     CONFIG_VERSION,
     ELSEWHERE,
+    SOURCE_KEYS,
     SYNONYMS,
     ConfigFile,
     Metric,
@@ -170,7 +171,9 @@ def _is_newer(tree: MapNode) -> bool:
 
 def _without(tree: MapNode, places: Iterable[Loc]) -> MapNode:
     """Return the tree without the entries of lists and the keys that have faults."""
-    faulty = {place[:2] for place in places} | {place[:1] for place in places if len(place) == 1}
+    faulty = {place[:2] for place in places}
+    if any(place[0] in SOURCE_KEYS for place in faulty):
+        faulty.update((key,) for key in SOURCE_KEYS)
     entries: list[tuple[ScalarNode, Node]] = []
     for key, value in tree.entries:
         indices = {place[1] for place in faulty if place[0] == key.text and len(place) == 2}

@@ -28,6 +28,7 @@ from pydantic_core import core_schema
 from mhaprof.conditions import Condition, ConditionError, read_condition
 from mhaprof.config_values import (
     Device,
+    Distinct,
     FileStem,
     Fraction,
     ImplementationName,
@@ -46,6 +47,10 @@ from mhaprof.located import refusal, shown
 from mhaprof.spec import Flag, PartialSpec, Size
 
 CONFIG_VERSION = 1
+"""The version of the format; a newer one is refused by name."""
+
+SOURCE_KEYS = ("model", "preset", "module", "kwargs", "inputs")
+"""The keys that name what a point is made of, where that is no spec."""
 
 Metric = Literal["flops", "latency", "memory"]
 Mode = Literal["forward", "backward", "forward-backward"]
@@ -69,9 +74,9 @@ class SettingsSection(Section):
     ``None`` is not given.  ``device``, ``dtype`` and ``threads`` may be lists: axes.
     """
 
-    device: OneOrMore[Device] | None = Field(None, description="where to run; a list is an axis")
-    dtype: OneOrMore[Dtype] | None = Field(None, description="of tensors; a list is an axis")
-    threads: OneOrMore[Natural] | None = Field(None, description="of the CPU; a list is an axis")
+    device: Distinct[Device] | None = Field(None, description="where to run; a list is an axis")
+    dtype: Distinct[Dtype] | None = Field(None, description="of tensors; a list is an axis")
+    threads: Distinct[Natural] | None = Field(None, description="of the CPU; a list is an axis")
     timer: Timer | None = Field(None, description="how GPU time is taken")
     cache: Cache | None = Field(None, description="state of the caches before each call")
     mode: Mode | None = Field(None, description="what is timed")
@@ -99,7 +104,7 @@ class SettingsSection(Section):
 class DefaultsSection(PartialSpec):
     """What every point and sweep starts from."""
 
-    implementations: OneOrMore[ImplementationName] | None = Field(
+    implementations: Distinct[ImplementationName] | None = Field(
         None, description="what computes the attention"
     )
 
@@ -108,7 +113,7 @@ class PointSection(PartialSpec):
     """One point: a spec, a model whose layers are points, or a module to count."""
 
     name: Label | None = Field(None, description="of the row; made of the fields if left out")
-    implementations: OneOrMore[ImplementationName] | None = Field(
+    implementations: Distinct[ImplementationName] | None = Field(
         None, description="what computes the attention"
     )
     model: Text | None = Field(None, description="a model's config.json, or hf:ORG/NAME")
@@ -204,7 +209,7 @@ class ZipSection(Section):
 class SweepSection(Section):
     """A grid: the product of its fields' lists and of its zipped groups."""
 
-    implementations: OneOrMore[ImplementationName] | None = Field(
+    implementations: Distinct[ImplementationName] | None = Field(
         None, description="what computes the attention"
     )
     exclude: OneOrMore[ExcludeCondition] = Field(
@@ -293,7 +298,7 @@ class FileSection(Section):
     exclude: OneOrMore[ExcludeCondition] = Field(
         (), description="conditions over fields; what meets one in a sweep is a skip"
     )
-    measure: OneOrMore[Metric] = Field(("flops",), description="what `mhaprof sweep` measures")
+    measure: Distinct[Metric] = Field(("flops",), description="what `mhaprof sweep` measures")
     settings: SettingsSection | None = Field(None, description="how it is measured")
     reference: Flag = Field(True, description="with the row of one full head without W_O")
     model: Text | None = Field(None, description="a model's config.json, or hf:ORG/NAME")

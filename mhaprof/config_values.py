@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     GetCoreSchemaHandler,
@@ -38,7 +39,7 @@ class OneStandsForMany:
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Wrap the list's own validation."""
         listed = core_schema.no_info_before_validator_function(as_list, handler(source))
-        return core_schema.no_info_after_validator_function(_checked, listed)
+        return core_schema.no_info_after_validator_function(_not_empty, listed)
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -49,15 +50,18 @@ class OneStandsForMany:
         return {"anyOf": [array["items"], {**array, "minItems": 1}]}
 
 
-def _checked(values: Any) -> Any:
-    """Refuse an empty list; keep of equal values the first."""
+def _not_empty(values: Any) -> Any:
+    """Refuse an empty list."""
     if not values:
         raise refusal("the list is empty; expected at least one value")
-    return distinct(values) if isinstance(values, tuple) else values
+    return values
 
 
 OneOrMore = Annotated[tuple[T, ...], OneStandsForMany]
-"""A list that keeps each value once, or one value instead of a list of one."""
+"""A list, or one value instead of a list of one."""
+
+Distinct = Annotated[tuple[T, ...], AfterValidator(distinct), OneStandsForMany]
+"""The same, each value once."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,7 +39,7 @@ class Expansion:
             total += size(group.axes)
             if total > MAX_POINTS:
                 message = f"the file makes {total} points up to here; at most {MAX_POINTS}"
-                self.faults.add(group.loc, str(group.loc[0] if group.loc else "model"), message)
+                self.faults.add(group.loc, str(group.loc[0]), message)
                 return ()
         for group in groups:
             self.expand(group, value_at(self.faults.tree, group.loc))

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from mhaprof.spec import AttentionSpec
 from mhaprof.stats import Summary, summarize
+from mhaprof.units import flops_of
 
 SCHEMA_VERSION = 1
 
@@ -128,6 +129,24 @@ class Counts(Record):
     kv_cache_bytes: int
     arithmetic_intensity: float
 
+    @property
+    def flops(self) -> int:
+        """Return FLOPs at two per MAC."""
+        return flops_of(self.macs)
+
+    def timed_flops(self, mode: Mode) -> tuple[int, int]:
+        """Return the FLOPs of what is timed: dense, and over the pairs of the mask.
+
+        A backward pass has its own FLOPs; its exact number scales as the forward's.
+        """
+        backward = self.flops_backward or 0
+        dense = {
+            "forward": self.flops,
+            "backward": backward,
+            "forward-backward": self.flops + backward,
+        }[mode]
+        return dense, dense * self.macs_exact // self.macs
+
 
 class Latency(Record):
     """Times of one point, in seconds per call: raw samples and how they were taken.
@@ -175,6 +194,21 @@ class Memory(Record):
     available_bytes: int | None
 
 
+class Roof(Record):
+    """Where a timed call lies under the roofline of its device.
+
+    ``bound`` is compute, memory or launch; ``attained_fraction`` the share of what it
+    allows.  ``peak_tflops`` (TFLOP/s) and ``peak_gbps`` (GB/s) are None where nothing is
+    known of the device, and then so are bound and fraction.
+    """
+
+    bound: str | None
+    attained_fraction: float | None
+    peak_tflops: float | None
+    peak_gbps: float | None
+    peak_source: str | None
+
+
 class Measured(Record):
     """The outcome of a point that was measured."""
 
@@ -182,6 +216,7 @@ class Measured(Record):
     counts: Counts | None = None
     latency: Latency | None = None
     memory: Memory | None = None
+    roof: Roof | None = None
     findings: list[Finding] = []
 
 

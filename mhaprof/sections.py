@@ -119,8 +119,9 @@ class Sections:
             module = ModuleRef(
                 target=section.module, kwargs=section.kwargs or {}, inputs=section.inputs or ()
             )
+        source = next((key for key in ("module", "model", "preset") if getattr(section, key)), "")
         return Group(
-            loc=loc,
+            loc=loc or (source,),
             fixed={**given_fields(self.defaults), **own},
             axes=() if module else self.flags,
             implementations=implementations,

@@ -7,6 +7,7 @@ resolves: it fills what follows from the rest and reports all faults at once.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Mapping
@@ -343,6 +344,7 @@ def type_fault(field: str, value: object, kind: str) -> str:
     return f"{field} {_shown(value)} is not {expected(field)}"
 
 
+@functools.cache
 def expected(field: str) -> str:
     """Say in words what a field takes (``a whole number of at least 1``)."""
     schema = PartialSpec.model_json_schema()["properties"][field]

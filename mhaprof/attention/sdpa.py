@@ -137,7 +137,10 @@ def _probe_spec(spec: AttentionSpec) -> AttentionSpec:
             tokens //= 2
         else:
             kv_tokens //= 2
-    window = None if spec.window is None else min(spec.window, max(1, kv_tokens // 2))
+    # A window that cuts nothing must not start to, nor one that cuts stop.
+    window = None
+    if spec.window is not None and not is_plain_causal(spec) and not hides_nothing(spec):
+        window = min(spec.window, max(1, kv_tokens // 2))
     return spec.replace(batch=1, tokens=tokens, kv_tokens=kv_tokens, window=window, dim=1)
 
 
@@ -168,7 +171,10 @@ def _probe(
                 result = core(*tensors)
                 if backward:
                     result.sum().backward()
-        except (RuntimeError, NotImplementedError) as error:
+        except torch.OutOfMemoryError:
+            raise
+        # An AssertionError is how a torch built without the device says so.
+        except (RuntimeError, AssertionError) as error:
             return _words(error, [str(warning.message) for warning in caught])
     return None
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from mhaprof import __version__
-from mhaprof.cli import claim, environment, flops, implementations, latency, verify
+from mhaprof.cli.commands import add_commands
 from mhaprof.cli.output import say
 from mhaprof.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, MhaprofError
 from mhaprof.report.tabular import to_json
@@ -19,22 +19,23 @@ from mhaprof.report.tabular import to_json
 EXIT_INTERNAL = 70
 """A defect of mhaprof itself (EX_SOFTWARE of sysexits.h)."""
 
-app = typer.Typer(
-    name="mhaprof",
-    help="What attention costs: exact FLOP counts, trustworthy times, a gate for CI.",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
-
-app.command("claim")(claim.claim)
-app.command("flops")(flops.flops)
-app.command("latency")(latency.latency)
-app.command("implementations")(implementations.implementations)
-app.command("verify")(verify.verify)
-app.command("env")(environment.env)
+COMPLETION = "_MHAPROF_COMPLETE"
+"""Set by the shell when it asks for completions."""
 
 
-@app.callback(invoke_without_command=True)
+def build(arguments: Sequence[str]) -> typer.Typer:
+    """Return the application with the command that ``arguments`` name loaded."""
+    app = typer.Typer(
+        name="mhaprof",
+        help="What attention costs: exact FLOP counts, trustworthy times, a gate for CI.",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    )
+    app.callback(invoke_without_command=True)(root)
+    add_commands(app, arguments, everything=COMPLETION in os.environ)
+    return app
+
+
 def root(
     ctx: typer.Context,
     version: Annotated[
@@ -52,7 +53,7 @@ def root(
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return the exit code; never raises for a user's error."""
-    command = typer.main.get_command(app)
+    command = typer.main.get_command(build(arguments))
     try:
         code = command.main(args=list(arguments), prog_name="mhaprof", standalone_mode=False)
         sys.stdout.flush()

@@ -84,7 +84,7 @@ def gate(base: BaseFile, new: NewFile, *, judging: Judging, exports: Exports, ou
     return conclude(comparison, out, title=f"gate: {base} -> {new}", update=update)
 
 
-def conclude(comparison: Comparison, out: Output, *, title: str, update: str) -> int:
+def conclude(comparison: Comparison, out: Output, *, title: str, update: str | None) -> int:
     """Show what matters, tell GitHub, say how it ended; return the exit code."""
     emit(comparison, out, title=title, everything=False)
     tell_github(comparison, os.environ, title=title, on_stdout=out.format == "table")

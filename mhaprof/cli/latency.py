@@ -18,12 +18,15 @@ from mhaprof.cli.timing_options import TimingFlags, options_of, settings_of
 from mhaprof.config import SettingsSection
 from mhaprof.errors import EXIT_INTERRUPTED
 from mhaprof.point import MeasureOptions, measure_point
+from mhaprof.point.fresh import measure_replicated
+from mhaprof.point.measuring import Metric
 from mhaprof.records import Measured, Point, Result, Skipped
 from mhaprof.report.tabular import Row, row_of, to_json
 from mhaprof.report.times import latency_view
 from mhaprof.report.views import findings_notes
 
 DEFAULT_IMPLEMENTATIONS = ("eager", "sdpa")
+METRICS: tuple[Metric, ...] = ("latency", "memory")
 
 
 @takes(given=SpecFlags, model=ModelFlags, timing=TimingFlags, out=OutputFlags)
@@ -42,6 +45,14 @@ def latency(
             help="say which implementation is fastest and by how much, where several ran",
         ),
     ] = True,
+    replicates: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="measure each point in this many fresh processes and show their spread",
+            show_default="1: in this process",
+        ),
+    ] = None,
     samples_out: Annotated[
         Path | None, typer.Option(help="write all raw samples to this JSON file")
     ] = None,
@@ -81,7 +92,8 @@ def latency(
     ]
     device = settings[0].device or "cpu"
     before = collect(device)
-    results = [*_measure_all(points, options), *impossible]
+    count = replicates or section.replicates or 1
+    results = [*_measure_all(points, options, replicates=count), *impossible]
     rows = [row_of(result, latency=True) for result in results]
     title = f"Time of one {settings[0].mode} call"
     out.emit(
@@ -97,16 +109,16 @@ def latency(
     return EXIT_INTERRUPTED if was_interrupted(results) else exit_code(results)
 
 
-def _measure_all(points: Sequence[Point], options: MeasureOptions) -> list[Result]:
+def _measure_all(
+    points: Sequence[Point], options: MeasureOptions, *, replicates: int
+) -> list[Result]:
     """Measure point after point; Ctrl-C ends it and keeps what was measured."""
     results: list[Result] = []
     with Bar(total=len(points)) as bar:
         for point in points:
             bar.start(f"{point.name}, {point.implementation}")
             try:
-                result = measure_point(
-                    point, what={"latency", "memory"}, options=options, progress=bar.update
-                )
+                result = _measure(point, options, replicates=replicates, bar=bar)
             except KeyboardInterrupt:
                 message = "interrupted before it was measured"
                 results += [
@@ -118,6 +130,19 @@ def _measure_all(points: Sequence[Point], options: MeasureOptions) -> list[Resul
             if was_interrupted([result]):
                 break
     return results
+
+
+def _measure(point: Point, options: MeasureOptions, *, replicates: int, bar: Bar) -> Result:
+    """Measure one point here, or in fresh processes."""
+    if replicates == 1:
+        return measure_point(point, what=METRICS, options=options, progress=bar.update)
+
+    def done(number: int) -> None:
+        bar.note(f"process {number} of {replicates} done")
+
+    return measure_replicated(
+        point, what=METRICS, options=options, replicates=replicates, done=done
+    )
 
 
 def _with_samples(rows: Sequence[Row], results: Sequence[Result]) -> list[Row]:

@@ -32,10 +32,12 @@ def count_modules(
     sources: Sequence[tuple[str, ModuleSource]], *, counters: Sequence[str], backward: bool
 ) -> ModuleReport:
     """Count named modules of the user.  Raises UsageError when one cannot be built or run."""
+    if not sources:
+        return ModuleReport(rows=[], views=[], notes=[], blocked=False)
     from mhaprof.measure.flops import count_module
 
     tracers = [counter for counter in counters if counter != "closed-form"]
-    if sources and not tracers:
+    if not tracers:
         raise UsageError("a module has no closed form; give --counter fvcore or torch")
     rows, views, notes, blocked = [], [], [], False
     for name, source in sources:
@@ -46,8 +48,7 @@ def count_modules(
         views += [_operators(name, found), _submodules(name, found)]
         notes += [f"{name}: {finding.message}" for finding in found.findings]
         blocked = blocked or any(finding.blocking for finding in found.findings)
-    summary = [_summary(rows)] if rows else []
-    return ModuleReport(rows=rows, views=[*summary, *views], notes=notes, blocked=blocked)
+    return ModuleReport(rows=rows, views=[_summary(rows), *views], notes=notes, blocked=blocked)
 
 
 def _row(name: str, source: ModuleSource, found: ModuleFlops) -> Row:

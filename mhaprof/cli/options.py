@@ -79,6 +79,7 @@ class _SpecFlags:
     Collects ``{field: [values]}`` of the flags that were given.
     """
 
+    @functools.cache  # noqa: B019  (one object, for the life of the process)
     def parameters(self) -> list[inspect.Parameter]:
         """Return one option per field; values are checked later, all at once."""
         return [_spec_option(name) for name in PartialSpec.model_fields]
@@ -108,8 +109,14 @@ def _spec_option(name: str) -> inspect.Parameter:
     return option(name, str | None, help=help_text, metavar=_metavar(name), **extra)
 
 
+@functools.cache
+def _properties() -> dict[str, Any]:
+    properties: dict[str, Any] = PartialSpec.model_json_schema()["properties"]
+    return properties
+
+
 def _options_of(name: str) -> list[dict[str, Any]]:
-    schema = PartialSpec.model_json_schema()["properties"][name]
+    schema = _properties()[name]
     return [option for option in schema.get("anyOf", [schema]) if option.get("type") != "null"]
 
 

@@ -115,7 +115,7 @@ def _umask() -> int:
     return mask
 
 
-class _OutputFlags:
+class OutputGroup:
     """``--format`` and ``-o/--output``; refuses a hopeless target before any work."""
 
     def __init__(self, *formats: str) -> None:
@@ -152,7 +152,7 @@ class _OutputFlags:
         return Output(format=chosen, path=path)
 
 
-OutputFlags = _OutputFlags()
+OutputFlags = OutputGroup()
 
 
 def check_writable(path: Path, *, flag: str = "--output") -> None:

@@ -60,7 +60,9 @@ class Bar:
         if self._bar is None:
             return
         precision = "" if progress.precision is None else f", +-{100 * progress.precision:.1f} %"
-        self._bar.update(
-            self._task,
-            description=f"{self._label}: {progress.stage}, {progress.samples} samples{precision}",
-        )
+        self.note(f"{progress.stage}, {progress.samples} samples{precision}")
+
+    def note(self, text: str) -> None:
+        """Show a few words beside the point's name."""
+        if self._bar is not None:
+            self._bar.update(self._task, description=f"{self._label}: {text}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
 from mhaprof.cli.options import choices, option
@@ -204,14 +204,14 @@ class _TimingFlags:
                 _check(name, given[name], alias)
         for name in ("device", "dtype", "threads"):
             if name in given:
-                given[name] = tuple(part.strip() for part in given[name].split(","))
+                given[name] = [part.strip() for part in given[name].split(",")]
         for dtype in given.get("dtype", ()):
             _check("dtype", dtype, Dtype)
         for device in given.get("device", ()):
             if not re.fullmatch(r"auto|cpu|mps|xpu|cuda(:\d+)?", device):
                 raise UsageError(f"--device {device!r} is not one of {DEVICES.replace('|', ', ')}")
         if "threads" in given:
-            given["threads"] = tuple(_threads(count) for count in given["threads"])
+            given["threads"] = [_threads(count) for count in given["threads"]]
         for name in ("min_time", "max_time", "samples", "peak_tflops", "peak_gbps"):
             if name in given and not given[name] > 0:
                 flag = name.replace("_", "-")

@@ -70,7 +70,6 @@ def verify(
                     "status": verdict.status,
                     "max_error": verdict.max_error,
                     "tolerance": verdict.tolerance,
-                    
                     "message": verdict.message,
                 }
             )

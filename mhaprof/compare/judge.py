@@ -21,7 +21,6 @@ from mhaprof.compare.status import judge_status
 from mhaprof.compare.times import METRIC as LATENCY
 from mhaprof.compare.times import TimePair, judge_times, time_pair
 from mhaprof.compare.verdicts import (
-    VERDICTS,
     Comparison,
     Difference,
     Gate,
@@ -59,7 +58,8 @@ def compare(
     )
     times = _judge_all_times(plans, alpha=policy.alpha)
     points = [_point(plan, policy, latency) for plan, latency in zip(plans, times, strict=True)]
-    return Comparison(points=_sorted(points), allowed=allowed, strict=policy.strict)
+    points.sort(key=lambda point: point.worst.weight())
+    return Comparison(points=points, allowed=allowed, strict=policy.strict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,11 @@ class _Plan:
         pair, rule = self.pair, self.rules.latency
         if pair.base is None or pair.new is None or pair.redefined or rule.gate == "ignore":
             return None
-        return time_pair(pair.base, pair.new, rule)
+        return time_pair(pair.base, pair.new, rule) if _both_ok(pair.base, pair.new) else None
+
+
+def _both_ok(base: Row, new: Row) -> bool:
+    return base.get("status") == "ok" and new.get("status") == "ok"
 
 
 def _both(pair: Pair, column: str) -> bool:
@@ -136,14 +140,14 @@ def _point(plan: _Plan, policy: Policy, latency: Judgement | None) -> PointVerdi
     judgements = [judge_status(pair, policy.status)]
     if pair.base is not None and pair.new is not None and not pair.redefined:
         judgements += _metrics(pair.base, pair.new, plan.rules, latency)
+    kept = [judgement for judgement in judgements if judgement.gate != "ignore"]
     row = pair.row
     device, dtype = row.get("device"), row.get("dtype")
     return PointVerdict(
         name=_name(row),
         implementation=_implementation(row),
         role=str(row.get("role") or "point"),
-        judgements=[judgement for judgement in judgements if judgement.gate != "ignore"]
-        or [_IGNORED],
+        judgements=sorted(kept, key=Judgement.weight) or [_IGNORED],
         device=None if device is None else str(device),
         dtype=None if dtype is None else str(dtype),
     )
@@ -159,7 +163,7 @@ _IGNORED = Judgement(
 
 def _metrics(base: Row, new: Row, rules: Metrics, latency: Judgement | None) -> list[Judgement]:
     """Judge all metrics that the baseline has."""
-    both_ok = base.get("status") == "ok" and new.get("status") == "ok"
+    both_ok = _both_ok(base, new)
     judgements = []
     for metric, columns in EXACT_METRICS.items():
         rule: ExactRule = getattr(rules, metric)
@@ -192,14 +196,3 @@ def _missing(metric: str, base: Any, gate: Gate) -> Judgement:
         gate=gate,
         base=base,
     )
-
-
-def _sorted(points: Sequence[PointVerdict]) -> list[PointVerdict]:
-    """Sort by what matters: what blocks, then by verdict, then by the size of the change."""
-
-    def weight(point: PointVerdict) -> tuple[bool, int, float]:
-        worst = point.worst
-        size = worst.ratio or 1.0
-        return (not worst.blocks, VERDICTS.index(worst.verdict), -max(size, 1 / size))
-
-    return sorted(points, key=weight)

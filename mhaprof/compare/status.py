@@ -72,4 +72,7 @@ def ended(row: Row | None) -> str | None:
 
 
 def _why(row: Row) -> str:
-    return f": {row['message']}" if row.get("message") else ""
+    """Word a row's message on one line, with nothing in it that moves a terminal."""
+    words = " ".join(str(row.get("message") or "").split())
+    shown = "".join(letter if letter.isprintable() else "?" for letter in words)
+    return f": {shown}" if shown else ""

@@ -75,6 +75,11 @@ class Judgement:
         """Say whether this alone fails a gate."""
         return self.gate == "block" and self.verdict in ("regressed", "failed")
 
+    def weight(self) -> tuple[bool, int, float]:
+        """Return a sort key: what blocks, then by verdict, then the larger change."""
+        size = self.ratio or 1.0
+        return (not self.blocks, VERDICTS.index(self.verdict), -max(size, 1 / size))
+
 
 @dataclass(frozen=True, kw_only=True)
 class PointVerdict:
@@ -89,8 +94,8 @@ class PointVerdict:
 
     @property
     def worst(self) -> Judgement:
-        """Return the judgement that decides the point: blocking before warning."""
-        return min(self.judgements, key=lambda j: (not j.blocks, VERDICTS.index(j.verdict)))
+        """Return the judgement that decides the point."""
+        return min(self.judgements, key=Judgement.weight)
 
     @property
     def label(self) -> str:

@@ -203,7 +203,7 @@ def refusal(source: str, faults: Sequence[KeyFault], locate: Locate | None) -> U
 def locator(text: str) -> Locate:
     """Return a function that finds a key's line and column in JSON text.
 
-    A key that is not there is located at its object's opening brace.
+    A key that is not there is located at the key of the object that lacks it.
     """
     places = dict(_places(text))
 

@@ -102,7 +102,7 @@ def _check_request(request: Request) -> None:
     AttentionSpec(
         batch=request.batch,
         tokens=1 if request.phase == "decode" else request.tokens,
-        kv_tokens=request.kv_tokens or request.tokens,
+        kv_tokens=request.tokens if request.kv_tokens is None else request.kv_tokens,
         dim=1,
         heads=1,
         phase=request.phase,
@@ -206,7 +206,7 @@ class _Reading:
             tokens = self._image_tokens(keys, family)
         if not is_causal(keys, family) and request.phase == "decode":
             raise UsageError(
-                f"{self.source}: model_type {model_type} attends in both directions and has no "
+                f"{self.source}: model_type: {model_type} attends in both directions and has no "
                 "phase decode; give --phase prefill"
             )
         crosses = "is_decoder" in keys.values and keys.flag("add_cross_attention")

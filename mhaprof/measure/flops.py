@@ -133,12 +133,13 @@ def _backward(call: ModuleCall) -> TorchCount:
     Raises:
         UsageError: autograd cannot go back through the module on meta tensors.
     """
-    tensors = tuple(
-        tensor.detach().requires_grad_() if tensor.is_floating_point() else tensor
-        for tensor in call.tensors
-    )
     try:
         with MetaMode(), torch.enable_grad(), FusedAttention():
+            # Clones, since a module may write into its inputs, which leaves refuse.
+            tensors = tuple(
+                tensor.detach().requires_grad_().clone() if tensor.is_floating_point() else tensor
+                for tensor in call.tensors
+            )
             outputs = [output for output in call(*tensors) if output.requires_grad]
             gradients = [torch.empty_like(output) for output in outputs]
         return count_with_torch(

@@ -127,7 +127,11 @@ def _reduction(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _layer_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x, normalized = args[0], list(args[1])
     outer = x.dim() - len(normalized)
-    if not normalized or list(x.shape[outer:]) != normalized or x.dtype not in (torch.float32, torch.float64):
+    if (
+        not normalized
+        or list(x.shape[outer:]) != normalized
+        or x.dtype not in (torch.float32, torch.float64)
+    ):
         return NotImplemented
     statistics = [*x.shape[:outer], *([1] * len(normalized))]
     return meta_tensor(x.shape, x.dtype), *(meta_tensor(statistics, x.dtype) for _ in "ms")
@@ -141,14 +145,16 @@ def _cat(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if rank == 0 or not -rank <= dim < rank or not _fits(*tensors):
         return NotImplemented
     dim %= rank
-    if any(not tensor.is_contiguous() or tensor.dim() != rank for tensor in tensors):
+    if any(tensor.dim() != rank for tensor in tensors):
         return NotImplemented
     size = list(first.shape)
     for tensor in tensors[1:]:
         if any(tensor.shape[i] != size[i] for i in range(rank) if i != dim):
             return NotImplemented
         size[dim] += tensor.shape[dim]
-    return meta_tensor(size, first.dtype)
+    if all(tensor.is_contiguous() for tensor in tensors):
+        return meta_tensor(size, first.dtype)
+    return like_proxy(func, args, kwargs, size, by_value=True)
 
 
 def _stack(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -203,6 +209,17 @@ def _places(length: int, kernel: int, transposed: bool, values: Sequence[int]) -
     if transposed:
         return (length - 1) * stride - 2 * padding + reach + output_padding + 1
     return (length + 2 * padding - reach - 1) // stride + 1
+
+
+def _pad(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Answer padding by a constant; pairs of lengths start at the last dimension."""
+    x, padding = args[:2]
+    if not x.is_contiguous() or len(padding) % 2 or len(padding) > 2 * x.dim():
+        return NotImplemented
+    size = list(x.shape)
+    for index in range(len(padding) // 2):
+        size[-1 - index] += padding[2 * index] + padding[2 * index + 1]
+    return meta_tensor(size, x.dtype) if min(size, default=1) > 0 else NotImplemented
 
 
 def _new(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -318,6 +335,7 @@ ANSWERS: dict[Any, Rule] = {
     _aten.new_ones.default: _new,
     _aten.new_full.default: _new,
     _aten.repeat.default: _repeat,
+    _aten.constant_pad_nd.default: _pad,
     _aten.convolution.default: _convolution,
     _aten._convolution.default: _convolution,
     _aten._softmax_backward_data.default: _softmax_backward,

@@ -125,8 +125,10 @@ def _pattern(value: Any, by_value: bool) -> Any:
         if value.is_contiguous():
             return value.dtype, lengths
         return value.dtype, lengths, _ranks(value)
+    if isinstance(value, (list, tuple)):
+        return tuple([_pattern(item, by_value) for item in value])
     if by_value or value is None or not isinstance(value, (bool, int, float, complex)):
-        return (type(value), tuple(value)) if isinstance(value, list) else (type(value), value)
+        return type(value), value
     return type(value)
 
 
@@ -138,6 +140,8 @@ def _ranks(tensor: torch.Tensor) -> tuple[int, ...]:
 
 def _proxy(value: Any) -> Any:
     """Return a real tensor of the same pattern, at most two elements a dimension."""
+    if isinstance(value, (list, tuple)):
+        return [_proxy(item) for item in value]
     if not isinstance(value, torch.Tensor):
         return value
     lengths = [min(length, 2) for length in value.shape]

@@ -129,9 +129,9 @@ def sample(
     """
     batches: list[Batch] = []
     times: list[float] = []
-    interrupted, started = False, clock()
-    elapsed = 0.0
+    interrupted, elapsed = False, 0.0
     with _collector_paused():
+        started = clock()
         try:
             while not _finished(times, elapsed, rule):
                 budget = min(BATCH_S, rule.max_time_s - elapsed)
@@ -230,8 +230,7 @@ def _joined(lists: list[list[float] | None]) -> list[float] | None:
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Collect garbage now and not while sampling, as timeit does."""
-    gc.collect()
+    """Collect no garbage while sampling, as timeit does."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -119,7 +119,8 @@ class _LeanFlopCounterMode(FlopCounterMode):
 
     def __enter__(self) -> _LeanFlopCounterMode:
         self.flop_counts.clear()
-        self.mod_tracker.__enter__()
+        tracker: Any = self.mod_tracker
+        tracker.__enter__()
         mode: Any = self._mode_class(self)
         mode.__enter__()
         self.mode = mode

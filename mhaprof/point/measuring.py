@@ -9,10 +9,12 @@ from mhaprof.errors import UsageError
 from mhaprof.point.boundary import guarded
 from mhaprof.point.counting import count
 from mhaprof.point.options import MeasureOptions
-from mhaprof.point.timing import predict_memory, time_point
-from mhaprof.records import Failed, Finding, Measured, Outcome, Point, Result, Skipped
+from mhaprof.point.roof import least_seconds, peaks_of, roof_of
+from mhaprof.point.timing import peak_bytes, predict_memory, time_point
+from mhaprof.records import Failed, Finding, Measured, Memory, Outcome, Point, Result, Skipped
 
 if TYPE_CHECKING:
+    from mhaprof.attention.base import Implementation
     from mhaprof.measure.sampling import ProgressCallback
 
 Metric = Literal["flops", "latency", "memory"]
@@ -50,7 +52,7 @@ def _measure(
         point,
         counters=options.counters if "flops" in what else ("closed-form",),
         backward=options.backward or point.settings.mode != "forward",
-        cache_dtype=options.cache_dtype,
+        cache_dtype=_bytes_dtype(point, options, timed=bool(timed_metrics)),
         allow_import=options.allow_import,
     )
     if isinstance(counted, Skipped) or not timed_metrics:
@@ -79,11 +81,43 @@ def _measure_on_device(
     )
     if rejection is not None:
         return Skipped(code=rejection.code, message=rejection.message)
-    timed = time_point(point, implementation, options, progress=progress)
+    if "latency" not in what:
+        memory = _with_peak(memory, point, implementation, options)
+        return counted.model_copy(update={"memory": memory})
+    assert counted.counts is not None
+    peaks = peaks_of(point, options)
+    timed = time_point(
+        point,
+        implementation,
+        options,
+        progress=progress,
+        least_s=least_seconds(point, counted.counts, peaks),
+    )
     if isinstance(timed, Failed | Skipped):
         return timed
+    if "memory" in what and not timed.interrupted:
+        memory = _with_peak(memory, point, implementation, options)
     findings = [*counted.findings, *timed.findings]
     if timed.interrupted:
         message = "interrupted: fewer samples than asked for"
         findings.append(Finding(code="interrupted", message=message))
-    return Measured(counts=counted.counts, latency=timed.latency, memory=memory, findings=findings)
+    return Measured(
+        counts=counted.counts,
+        latency=timed.latency,
+        memory=memory,
+        roof=roof_of(point, counted.counts, timed.latency, peaks=peaks, fused=implementation.fused),
+        findings=findings,
+    )
+
+
+def _with_peak(
+    memory: Memory, point: Point, implementation: Implementation, options: MeasureOptions
+) -> Memory:
+    """Add the measured peak to the predicted one."""
+    peak = peak_bytes(point, implementation, seed=options.seed)
+    return memory.model_copy(update={"peak_bytes": peak})
+
+
+def _bytes_dtype(point: Point, options: MeasureOptions, *, timed: bool) -> str:
+    """Return the dtype of the bytes in FLOPs per byte: what is timed, if something is."""
+    return (point.settings.dtype or options.cache_dtype) if timed else options.cache_dtype

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mhaprof.point.options import MeasureOptions
@@ -75,6 +75,32 @@ def time_point(
         least_s=least_s,
         warn_math=implementation.name == "sdpa",
     )
+
+
+def peak_bytes(point: Point, implementation: Implementation, *, seed: int) -> int | None:
+    """Measure the peak bytes of one call, weights and inputs included.
+
+    None on an accelerator that keeps no such record.
+    """
+    import torch
+
+    from mhaprof.attention.base import canonical_weights, make_inputs
+    from mhaprof.measure.calls import gradients, mode_call
+    from mhaprof.measure.devices import threads
+    from mhaprof.measure.peak import measured_peak
+
+    spec, settings = point.spec, point.settings
+    device = settings.device or "cpu"
+    dtype: torch.dtype = getattr(torch, settings.dtype or "float32")
+
+    def build() -> Callable[[], object]:
+        weights = canonical_weights(spec, seed=seed, dtype=dtype, device=device)
+        module = _built(implementation, spec, dtype, torch.device(device), weights)
+        inputs = make_inputs(spec, seed=seed, dtype=dtype, device=device)
+        return mode_call(module, inputs, settings.mode)
+
+    with gradients(settings.mode), threads(settings.threads if device == "cpu" else None):
+        return measured_peak(build, device=device)
 
 
 def make_subject(point: Point, implementation: Implementation, *, seed: int) -> Subject:

@@ -96,14 +96,17 @@ def _value(row: Row, side: str) -> str:
 
 
 def _ratio(row: Row) -> str:
-    """Word the ratio; an exact one that is not 1 shows digits until it differs from 1."""
+    """Word the ratio; one that is not 1 shows digits until it differs from 1."""
     if row["ratio"] is None:
         return ""
     if row["ratio_low"] is not None and row["ratio_high"] is not None:
         interval = f" [{format_ratio(row['ratio_low'])}, {format_ratio(row['ratio_high'])}]"
         return format_ratio(row["ratio"]) + interval
     worded = format_ratio(row["ratio"])
-    return worded if row["ratio"] == 1 or float(worded) != 1 else repr(row["ratio"])
+    if row["ratio"] == 1 or float(worded) != 1:
+        return worded
+    digits = next(count for count in range(4, 17) if round(row["ratio"], count) != 1)
+    return f"{row['ratio']:.{digits + 1}f}"
 
 
 def _threshold(row: Row) -> str:
@@ -148,12 +151,13 @@ def _tallied(tally: Mapping[Any, int], total: int) -> str:
     return f"{total} point{'' if total == 1 else 's'}: {counted or 'none'}"
 
 
-def conclusion(comparison: Comparison, *, update: str) -> Iterable[str]:
-    """Yield how a gate ended and what to do next; ``update`` is the command that accepts."""
+def conclusion(comparison: Comparison, *, update: str | None) -> Iterable[str]:
+    """Yield how a gate ended; ``update`` is the command that accepts a change, if any."""
     code = comparison.exit_code
     if code == 1:
         yield "the gate fails: something became worse"
-        yield f"if the change is meant, accept it: {update}"
+        if update is not None:
+            yield f"if the change is meant, accept it: {update}"
     elif code == 4:
         yield "the gate fails: a point is broken, as it was before"
     elif code == 5:

@@ -21,13 +21,12 @@ from mhaprof.records import (
     ImpossiblePoint,
     Latency,
     Measured,
-    Memory,
     Point,
     Result,
     Skipped,
 )
 from mhaprof.spec import AttentionSpec
-from mhaprof.units import flops_of, tflops_per_s
+from mhaprof.units import tflops_per_s
 
 Row = dict[str, Any]
 
@@ -93,6 +92,8 @@ LATENCY_COLUMNS = (
     "replicate_spread",
 )
 
+ROOF_COLUMNS = ("bound", "attained_fraction", "peak_tflops", "peak_gbps", "peak_source")
+
 MEMORY_COLUMNS = ("predicted_peak_bytes", "peak_bytes", "available_bytes")
 
 COLUMNS = (
@@ -105,12 +106,12 @@ COLUMNS = (
     *SPEC_COLUMNS,
     *COUNT_COLUMNS,
 )
-"""The columns of a row that counts; a row that times has LATENCY_ and MEMORY_COLUMNS too."""
+"""The columns of a row that counts; a row that times has LATENCY_, ROOF_ and MEMORY_COLUMNS too."""
 
 
 def row_of(result: Result, *, latency: bool = False) -> Row:
     """Flatten one result; ``latency`` adds the columns of times, empty if unmeasured."""
-    columns = COLUMNS + (LATENCY_COLUMNS + MEMORY_COLUMNS if latency else ())
+    columns = COLUMNS + (LATENCY_COLUMNS + ROOF_COLUMNS + MEMORY_COLUMNS if latency else ())
     row: Row = dict.fromkeys(columns)
     point, outcome = result.point, result.outcome
     row.update(
@@ -129,7 +130,9 @@ def row_of(result: Result, *, latency: bool = False) -> Row:
     if outcome.latency is not None:
         _add_latency(row, outcome.latency, outcome.counts)
     if outcome.memory is not None:
-        _add_memory(row, outcome.memory)
+        row.update(outcome.memory.model_dump())
+    if outcome.roof is not None:
+        row.update(outcome.roof.model_dump())
     return row
 
 
@@ -149,7 +152,7 @@ def _add_findings(row: Row, outcome: Measured) -> None:
 def _add_counts(row: Row, counts: Counts, reference_macs: int | None) -> None:
     fields = counts.model_dump(exclude={"by_stage", "uncounted_ops"})
     row.update(fields)
-    row.update(flops=flops_of(counts.macs))
+    row.update(flops=counts.flops)
     row.update({f"macs_{stage}": macs for stage, macs in counts.by_stage.items()})
     if counts.uncounted_ops:
         row["uncounted_ops"] = " ".join(sorted(counts.uncounted_ops))
@@ -199,28 +202,9 @@ def _add_latency(row: Row, latency: Latency, counts: Counts | None) -> None:
         middle = sorted(medians)[len(medians) // 2]
         row.update(replicates=len(medians), replicate_spread=(max(medians) - min(medians)) / middle)
     if counts is not None:
-        flops, exact = timed_flops(latency.mode, counts)
+        flops, exact = counts.timed_flops(latency.mode)
         row["tflops_per_s"] = tflops_per_s(flops, summary.median)
         row["tflops_per_s_exact"] = tflops_per_s(exact, summary.median)
-
-
-def timed_flops(mode: str, counts: Counts) -> tuple[int, int]:
-    """Return the FLOPs of what was timed: dense, and over the pairs of the mask.
-
-    A backward pass has its own FLOPs; its exact number scales as the forward's.
-    """
-    forward = flops_of(counts.macs)
-    backward = counts.flops_backward or 0
-    dense = {
-        "forward": forward,
-        "backward": backward,
-        "forward-backward": forward + backward,
-    }[mode]
-    return dense, dense * counts.macs_exact // counts.macs
-
-
-def _add_memory(row: Row, memory: Memory) -> None:
-    row.update(memory.model_dump())
 
 
 def to_json(

@@ -9,8 +9,9 @@ from typing import Protocol, cast
 
 from mhaprof.errors import Unavailable, UsageError
 from mhaprof.point import MeasureOptions, measure_point
+from mhaprof.point.boundary import reference_macs
 from mhaprof.point.measuring import Metric
-from mhaprof.records import Environment, Measured, Point, Record, Result
+from mhaprof.records import Environment, Failed, Measured, Point, Record, Result
 
 COUNTING = "none"
 """The device of a task that only counts: any core will do."""
@@ -97,6 +98,12 @@ def measure_as(measurer: Measurer, task: Task, device: str | None) -> Result:
         latency = outcome.latency.model_copy(update={"device": asked})
         outcome = outcome.model_copy(update={"latency": latency})
     return result.model_copy(update={"point": task.point, "outcome": outcome})
+
+
+def failed_result(task: Task, failed: Failed) -> Result:
+    """Return the result of a task whose worker could not give one."""
+    macs = reference_macs(task.point.spec)
+    return Result(point=task.point, outcome=failed, reference_macs=macs)
 
 
 def describe(device: str) -> Environment:

@@ -6,7 +6,14 @@ in it print can never be taken for a record.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from mhaprof.errors import Unavailable
 from mhaprof.records import Environment, Record, Result
+
+Message = TypeVar("Message", bound=Record)
 
 
 class Hello(Record):
@@ -20,6 +27,15 @@ class Answer(Record):
 
     result: Result
     device_lost: bool = False
+
+
+class Reply(Record):
+    """What an actor returns: who it is, and its environment, a result, or a trouble."""
+
+    lane: str
+    environment: Environment | None = None
+    result: Result | None = None
+    trouble: str | None = None
 
 
 class Lines:
@@ -36,3 +52,18 @@ class Lines:
             self._parts = []
         self._parts.append(rest)
         return complete
+
+
+def understood(kind: type[Message], data: bytes) -> Message:
+    """Read a message.  Raises Unavailable (code ``worker_version``) if it cannot be read.
+
+    Driver and worker run the same code, unless it was changed or updated meanwhile.
+    """
+    try:
+        return kind.model_validate_json(data)
+    except ValidationError as error:
+        raise Unavailable(
+            "a worker runs another version of mhaprof than this process; "
+            "what was measured is stored: run the same command again",
+            code="worker_version",
+        ) from error

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import selectors
 import time
 from collections import deque
 from collections.abc import Generator, Sequence
 
 from mhaprof.errors import Unavailable
-from mhaprof.point.boundary import reference_macs
-from mhaprof.records import Failed, Result
-from mhaprof.runners.base import MEASURER, Admit, Done, Task
-from mhaprof.runners.messages import Answer, Hello
+from mhaprof.records import Failed
+from mhaprof.runners.base import MEASURER, Admit, Done, Task, failed_result
+from mhaprof.runners.messages import Answer, Hello, understood
 from mhaprof.runners.process import Lane, WorkerProcess
 
 DEFAULT_TIMEOUT_S = 600.0
@@ -25,7 +25,7 @@ TICK_S = 0.5
 
 
 class WorkerRunner:
-    """Measure tasks in worker processes.
+    """Measure tasks in worker processes, one per lane.
 
     A worker that crashes, is killed, or takes longer than ``timeout_s`` (None: no
     limit) fails its task alone; a fresh one goes on.  Raises Unavailable (code
@@ -42,27 +42,77 @@ class WorkerRunner:
         self._lanes = lanes
         self._timeout_s = timeout_s
         self._measurer = measurer
-        self._workers: list[WorkerProcess] = []
-        self._selector = selectors.DefaultSelector()
 
     def run(self, tasks: Sequence[Task], admit: Admit) -> Generator[list[Done]]:
         """Yield results as they land; a lane starts its tasks in their order."""
-        waiting = _Waiting(tasks)
-        served = {device for lane in self._lanes for device in lane.serves}
-        assert {task.device for task in tasks} <= served, "a task that no lane can do"
+        pool = WorkerPool(self._lanes, admit, timeout_s=self._timeout_s, measurer=self._measurer)
         try:
-            for lane in self._lanes:
-                if waiting.has_for(lane):
-                    self._start(lane)
-            while waiting or any(worker.task is not None for worker in self._workers):
-                heard = self._heard()
-                silent = [worker for worker in self._workers if worker not in heard]
-                landed = [done for worker in heard for done in self._serve(worker, waiting, admit)]
-                landed += [done for worker in silent for done in self._check(worker, waiting)]
-                if landed:
+            pool.add(tasks)
+            while pool.is_busy:
+                if landed := pool.step():
                     yield landed
         finally:
-            self._kill_all()
+            pool.close()
+
+
+class WorkerPool:
+    """The workers of some lanes, and the tasks that wait for them.
+
+    Workers start when there are tasks for their lanes, or by ``start``.
+    """
+
+    def __init__(
+        self,
+        lanes: Sequence[Lane],
+        admit: Admit,
+        *,
+        timeout_s: float | None,
+        measurer: str,
+    ) -> None:
+        self._lanes = lanes
+        self._admit = admit
+        self._timeout_s = timeout_s
+        self._measurer = measurer
+        self._waiting = _Waiting()
+        self._workers: list[WorkerProcess] = []
+        self._selector = selectors.DefaultSelector()
+
+    @property
+    def is_busy(self) -> bool:
+        """Say whether a task waits or is worked on."""
+        return bool(self._waiting) or any(worker.task is not None for worker in self._workers)
+
+    def add(self, tasks: Sequence[Task]) -> None:
+        """Queue tasks; idle workers begin."""
+        served = {device for lane in self._lanes for device in lane.serves}
+        assert {task.device for task in tasks} <= served, "a task that no lane can do"
+        self._waiting.add(tasks)
+        for worker in self._workers:
+            if worker.ready and worker.task is None:
+                self._next(worker)
+        started = {worker.lane.name for worker in self._workers}
+        for lane in self._lanes:
+            if lane.name not in started and self._waiting.has_for(lane):
+                self._start(lane)
+
+    def start(self) -> None:
+        """Start a worker for every lane, tasks or not."""
+        for lane in self._lanes:
+            self._start(lane)
+
+    def step(self) -> list[Done]:
+        """Wait a moment for workers; return the tasks that ended, in whatever way."""
+        heard = self._heard()
+        silent = [worker for worker in self._workers if worker not in heard]
+        landed = [done for worker in heard for done in self._serve(worker)]
+        return landed + [done for worker in silent for done in self._check(worker)]
+
+    def close(self) -> None:
+        """Kill all workers."""
+        for worker in list(self._workers):
+            self._drop(worker)
+            worker.kill()
+        self._selector.close()
 
     def _start(self, lane: Lane) -> None:
         worker = WorkerProcess(lane, measurer=self._measurer)
@@ -77,42 +127,42 @@ class WorkerRunner:
         events = self._selector.select(timeout=TICK_S)
         return [key.fileobj for key, _ in events if isinstance(key.fileobj, WorkerProcess)]
 
-    def _serve(self, worker: WorkerProcess, waiting: _Waiting, admit: Admit) -> list[Done]:
+    def _serve(self, worker: WorkerProcess) -> list[Done]:
         """Take what a worker says: its hello, an answer, or its end."""
         messages = worker.receive()
         if messages is None:
-            return self._replace(worker, waiting, None)
+            return self._replace(worker, None)
         landed: list[Done] = []
         for message in messages:
             if not worker.ready:
-                hello = Hello.model_validate_json(message)
-                admit(worker.lane.name, worker.lane.serves[0], hello.environment)
+                hello = understood(Hello, message)
+                self._admit(worker.lane.name, worker.lane.serves[0], hello.environment)
                 worker.ready = True
-                self._next(worker, waiting)
+                self._next(worker)
                 continue
-            answer = Answer.model_validate_json(message)
+            answer = understood(Answer, message)
             task = worker.task
             assert task is not None
             if answer.device_lost:
                 worker.task = None
-                self._replace(worker, waiting, None)
+                self._replace(worker, None)
             else:
                 # The next task starts before this one is stored: no worker waits for a disk.
-                self._next(worker, waiting)
+                self._next(worker)
             landed.append(Done(task=task, result=answer.result, lane=worker.lane.name))
         return landed
 
-    def _next(self, worker: WorkerProcess, waiting: _Waiting) -> None:
-        task = waiting.pop_for(worker.lane)
+    def _next(self, worker: WorkerProcess) -> None:
+        task = self._waiting.pop_for(worker.lane)
         worker.task = None
         if task is not None:
             worker.send(task)
 
-    def _check(self, worker: WorkerProcess, waiting: _Waiting) -> list[Done]:
+    def _check(self, worker: WorkerProcess) -> list[Done]:
         """End a worker that is dead or beyond its time."""
         elapsed_s = time.monotonic() - worker.since_s
         if worker.has_exited():
-            return self._replace(worker, waiting, None)
+            return self._replace(worker, None)
         if not worker.ready and elapsed_s > START_TIMEOUT_S:
             raise Unavailable(
                 f"a worker did not start within {START_TIMEOUT_S:.0f} s", code="worker_start"
@@ -120,12 +170,10 @@ class WorkerRunner:
         if worker.task and self._timeout_s is not None and elapsed_s > self._timeout_s:
             message = f"took longer than --timeout {self._timeout_s:g} s; its worker was killed"
             failed = Failed(code="timeout", message=message, traceback=worker.output() or None)
-            return self._replace(worker, waiting, failed)
+            return self._replace(worker, failed)
         return []
 
-    def _replace(
-        self, worker: WorkerProcess, waiting: _Waiting, failed: Failed | None
-    ) -> list[Done]:
+    def _replace(self, worker: WorkerProcess, failed: Failed | None) -> list[Done]:
         """End a worker, fail its task, and start another if there is work for it."""
         self._drop(worker)
         if failed is not None or (worker.ready and worker.task is None):
@@ -136,29 +184,27 @@ class WorkerRunner:
             assert failed is not None
             last = (failed.traceback or failed.message).splitlines()[-1]
             raise Unavailable(f"a worker cannot start: {last}", code="worker_start")
-        if waiting.has_for(worker.lane):
+        if self._waiting.has_for(worker.lane):
             self._start(worker.lane)
         if worker.task is None or failed is None:
             return []
-        return [Done(task=worker.task, result=_failed(worker.task, failed), lane=worker.lane.name)]
-
-    def _kill_all(self) -> None:
-        for worker in list(self._workers):
-            self._drop(worker)
-            worker.kill()
-
-
-def _failed(task: Task, failed: Failed) -> Result:
-    return Result(point=task.point, outcome=failed, reference_macs=reference_macs(task.point.spec))
+        return [
+            Done(task=worker.task, result=failed_result(worker.task, failed), lane=worker.lane.name)
+        ]
 
 
 class _Waiting:
     """Tasks that nobody works on yet, in order, by the device that they ask for."""
 
-    def __init__(self, tasks: Sequence[Task]) -> None:
+    def __init__(self) -> None:
         self._queues: dict[str, deque[tuple[int, Task]]] = {}
-        for number, task in enumerate(tasks):
-            self._queues.setdefault(task.device, deque()).append((number, task))
+        self._numbers = itertools.count()
+
+    def add(self, tasks: Sequence[Task]) -> None:
+        """Put tasks behind those that wait."""
+        for task in tasks:
+            queue = self._queues.setdefault(task.device, deque())
+            queue.append((next(self._numbers), task))
 
     def __bool__(self) -> bool:
         return any(self._queues.values())

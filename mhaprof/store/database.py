@@ -171,11 +171,12 @@ class Store:
         key = (entry.identity, entry.round)
         execute = self._connection.execute
         execute(
-            "INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 *key,
                 entry.row["status"],
                 entry.row["reason"],
+                entry.result.outcome.status,
                 entry.environment,
                 entry.lane,
                 finished,

@@ -9,8 +9,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
+from pydantic import ValidationError
+
+from mhaprof.errors import UsageError
 from mhaprof.records import Environment, Result
 from mhaprof.store.columns import from_sql, kind_of
 from mhaprof.store.connection import connect_to_read, worded
@@ -23,6 +26,21 @@ _ORDER = (
     "LEFT JOIN points ON points.identity = {table}.identity "
     "ORDER BY ordinal, {table}.identity, round"
 )
+
+
+class Stored(NamedTuple):
+    """What became of one point in one round.
+
+    ``outcome`` is the record's status; a measured point with a blocking finding has
+    the ``status`` failed all the same.
+    """
+
+    identity: str
+    round: int
+    role: str | None
+    status: str
+    reason: str | None
+    outcome: str
 
 
 class Reader:
@@ -87,12 +105,10 @@ class Reader:
         """Return the number of stored results."""
         return int(next(self._select("SELECT count(*) FROM results"))[0])
 
-    def statuses(self) -> dict[tuple[str, str | None], int]:
-        """Return the number of results by status and reason."""
-        found = self._select(
-            "SELECT status, reason, count(*) FROM results GROUP BY status, reason ORDER BY 1, 2"
-        )
-        return {(status, reason): number for status, reason, number in found}
+    def stored(self) -> list[Stored]:
+        """Return what became of every point and round that has a result."""
+        query = "SELECT results.identity, round, role, status, reason, outcome FROM results "
+        return [Stored(*found) for found in self._select(query + _ORDER.format(table="results"))]
 
     def missing(self) -> int:
         """Return the number of planned points that have no result at all yet."""
@@ -147,7 +163,15 @@ class Reader:
         """Yield the full records, raw samples included, in the order of the plan."""
         order = _ORDER.format(table="results")
         for (text,) in self._select(f"SELECT results.result FROM results {order}"):
-            yield Result.model_validate_json(text)
+            yield self._record(text)
+
+    def _record(self, text: str) -> Result:
+        try:
+            return Result.model_validate_json(text)
+        except ValidationError as error:
+            raise UsageError(
+                f"{self.path} holds records of another version of mhaprof: update mhaprof"
+            ) from error
 
     def texts(self) -> Iterator[tuple[str, int, str]]:
         """Yield (identity, round, record as JSON), in no particular order."""
@@ -169,7 +193,7 @@ class Reader:
             yield Entry(
                 identity=identity,
                 round=number,
-                result=Result.model_validate_json(text),
+                result=self._record(text),
                 row=dict(zip(columns, values, strict=True)),
                 environment=environment,
                 lane=lane,

@@ -31,6 +31,7 @@ STEPS: Sequence[str] = (
         round INTEGER NOT NULL,
         status TEXT NOT NULL,
         reason TEXT,
+        outcome TEXT NOT NULL,
         environment TEXT,
         lane TEXT,
         finished TEXT NOT NULL,

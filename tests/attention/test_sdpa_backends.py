@@ -74,3 +74,32 @@ def test_the_state_of_torchs_backends_is_left_alone() -> None:
         operators(name, SPEC.replace(qkv_bias=True, k_bias=True, out_bias=True))
     after = torch.backends.cuda.flash_sdp_enabled(), torch.backends.mha.get_fastpath_enabled()
     assert after == before
+
+
+def test_the_tiny_call_asks_for_the_mask_of_the_real_one() -> None:
+    from mhaprof.attention.base import hides_nothing, is_plain_causal
+    from mhaprof.attention.sdpa import _probe_spec
+
+    for fields in (
+        {"causal": "top-left", "window": 2000},
+        {"causal": "top-left", "window": 100},
+        {"causal": "bottom-right", "kv_tokens": 2000},
+        {"causal": "bottom-right", "tokens": 2000},
+        {"window": 1000},
+        {"phase": "decode", "kv_tokens": 4096, "causal": "bottom-right"},
+    ):
+        spec = AttentionSpec(**{"tokens": 1 if "phase" in fields else 1024, **fields})
+        probe = _probe_spec(spec)
+        assert max(probe.tokens, probe.kv_tokens) <= 64
+        assert hides_nothing(probe) == hides_nothing(spec)
+        assert is_plain_causal(probe) == is_plain_causal(spec)
+        order = (spec.tokens > spec.kv_tokens) - (spec.tokens < spec.kv_tokens)
+        assert (probe.tokens > probe.kv_tokens) - (probe.tokens < probe.kv_tokens) == order
+
+
+def test_a_device_that_torch_was_not_built_for_is_a_reason_too() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    rejection = attention.get("sdpa-flash").rejects(SPEC, device="cuda", dtype="float16")
+    assert rejection is not None
+    assert rejection.code == "backend_unavailable"

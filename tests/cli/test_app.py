@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from mhaprof import __version__
 from mhaprof.cli import output
+from mhaprof.cli.commands import COMMANDS
 from mhaprof.cli.output import write_atomically
 
 
@@ -138,3 +140,14 @@ def test_what_cannot_be_written_to_its_file_goes_to_stdout(
     assert ran.code == 2
     assert "68719476736" in ran.out
     assert "No space left on device; wrote to standard output instead" in ran.err
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_the_list_of_commands_says_what_the_command_says(name: str) -> None:
+    loaded = COMMANDS[name].load()
+    help_text = loaded.info.help or "" if isinstance(loaded, typer.Typer) else loaded.__doc__ or ""
+    if isinstance(loaded, typer.Typer) and loaded.registered_callback is not None:
+        help_text = loaded.registered_callback.callback.__doc__ or ""
+    paragraph = " ".join(help_text.strip().split("\n\n")[0].split())
+    shown = " ".join(COMMANDS[name].help.split())
+    assert paragraph.startswith(shown)

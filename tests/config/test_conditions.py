@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -110,12 +111,13 @@ PIECES = ["dim", "heads", "window", "causal", "out_proj", "1", "2.5", "'a'", "no
 PIECES += ["and", "or", "not", "(", ")", "+", "-", "*", "/", "//", "%", "==", "!=", "<", ">="]
 
 
-@given(st.one_of(st.text(max_size=30), st.lists(st.sampled_from(PIECES), max_size=12).map(" ".join)))
+PHRASES = st.lists(st.sampled_from(PIECES), max_size=12).map(" ".join)
+
+
+@given(st.one_of(st.text(max_size=30), PHRASES))
 def test_any_text_is_a_condition_or_a_condition_error(text: str) -> None:
-    try:
+    with contextlib.suppress(ConditionError):
         assert holds(text) in (True, False)
-    except ConditionError as error:
-        assert str(error)
 
 
 OPERANDS = st.sampled_from(["dim", "heads", "tokens", "3", "7", "512"])

@@ -43,9 +43,7 @@ def test_ranges_include_both_ends(given: dict[str, object], values: list[int]) -
         ({"range": [1, 10**15]}, f"{10**15} values; at most {MAX_POINTS} are planned"),
     ],
 )
-def test_a_range_that_is_none_says_what_is_expected(
-    given: dict[str, object], message: str
-) -> None:
+def test_a_range_that_is_none_says_what_is_expected(given: dict[str, object], message: str) -> None:
     with pytest.raises(RangeError) as caught:
         range_values(given)
     assert str(caught.value) == message

@@ -52,7 +52,7 @@ def faults(text: str) -> list[str]:
         ("!!float 12", 12),
         ("0b1", "0b1"),
         ("1__0", "1__0"),
-        ("١", "١"),
+        ("\u0661", "\u0661"),
     ],
 )
 def test_scalars_are_those_of_yaml_1_2(text: str, value: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,14 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from mhaprof.measure import conditions, devices, latency, nvidia
+from mhaprof.measure import calls, conditions, devices, latency, nvidia
 from mhaprof.measure.latency import Subject, Timed, measure, rotated_inputs
 from mhaprof.measure.sampling import Progress, StopRule
 from mhaprof.measure.timers import Batch, EventTimer
 from mhaprof.records import Failed, Settings, Skipped
 
 CPU = Settings(device="cpu", dtype="float32", threads=1, cache="hot")
-QUICK = StopRule(min_time_s=0.0, max_time_s=0.2, min_samples=6, precision=1.0)
+QUICK = StopRule(samples=8)
 
 
 class Twice(nn.Module):
@@ -30,6 +31,13 @@ class Twice(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.log.append("forward")
         return x * self.factor
+
+
+class Doubled(nn.Module):
+    """Twice its input, without a log that would change from call to call."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
 
 
 def drawn(index: int) -> tuple[torch.Tensor, ...]:
@@ -110,8 +118,6 @@ def test_a_backend_that_refuses_is_a_skip_with_torchs_reason() -> None:
 
 
 def test_the_first_call_is_not_among_the_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    import time
-
     class Lazy(Twice):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             if not self.log:
@@ -200,7 +206,7 @@ def test_auto_that_became_math_is_a_warning_only_where_torch_chose() -> None:
 def test_progress_covers_warm_up_and_sampling() -> None:
     told: list[Progress] = []
     timed(progress=told.append)
-    assert [entry.stage for entry in told][0] == "warm-up"
+    assert told[0].stage == "warm-up"
     assert told[-1].stage == "sampling"
 
 
@@ -215,13 +221,11 @@ def test_an_interrupt_while_sampling_keeps_the_row() -> None:
 
 
 def test_a_compiled_row_says_so_and_keeps_its_compilation_apart() -> None:
-    import mhaprof.measure.calls as calls
-
     original = calls.compiled
     settings = CPU.model_copy(update={"compile": True})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calls, "compiled", lambda module: original(module, backend="aot_eager"))
-        row = timed(settings=settings).latency
+        row = timed(subject=subject(Doubled()), settings=settings).latency
     assert row.compiled
     assert row.flags in ([], ["contended"])
     assert row.first_call_s > row.summary.median

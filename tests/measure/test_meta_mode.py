@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812  (the name that everyone uses)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -97,6 +97,7 @@ UNARY = {
     "masked_fill_": lambda x: x.clone().masked_fill_(x > 0, 0),
     "repeat": lambda x: x.repeat(2, *([1] * x.dim())),
     "contiguous": torch.Tensor.contiguous,
+    "pad": lambda x: F.pad(x, (1, 2)),
     "stack": lambda x: torch.stack([x, x], -1),
     "layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),
     "rms_norm": lambda x: F.rms_norm(x, x.shape[-1:]),
@@ -147,7 +148,10 @@ PRODUCTS = {
     "linear": (F.linear, "bmk,nk,n"),
     "matmul": (torch.matmul, "bmk,kn"),
     "attention": (F.scaled_dot_product_attention, "bhmk,bhnk,bhnv"),
-    "embedding": (lambda w: F.embedding(torch.zeros(2, 3, dtype=torch.long, device="meta"), w), "mk"),
+    "embedding": (
+        lambda w: F.embedding(torch.zeros(2, 3, dtype=torch.long, device="meta"), w),
+        "mk",
+    ),
 }
 
 

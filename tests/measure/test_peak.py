@@ -16,7 +16,11 @@ MIB = 2**20
 
 def doubling() -> Call:
     x = torch.ones(8 * MIB)
-    return lambda: (x * 2).sum()
+
+    def call() -> object:
+        return (x * 2).sum()
+
+    return call
 
 
 def test_the_peak_holds_inputs_and_temporaries() -> None:

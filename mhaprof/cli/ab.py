@@ -1,0 +1,105 @@
+"""``mhaprof ab``: two interpreters or two checkouts against each other, on this machine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mhaprof.ab import DEFAULT_ROUNDS, Journal, Plan, Side, SideName, run_ab
+from mhaprof.cli.compare import Judging, JudgingFlags
+from mhaprof.cli.gate import conclude
+from mhaprof.cli.options import takes
+from mhaprof.cli.output import Output, OutputFlags, say
+from mhaprof.errors import UsageError
+
+FOLDER = Path("results/ab")
+PANEL = "Sides"
+
+
+@takes(judging=JudgingFlags, output=OutputFlags)
+def ab(
+    config: Annotated[Path, typer.Argument(help="YAML file of points and sweeps")],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="flags for `mhaprof latency`, after --: -- --threads 1 --impl sdpa",
+            metavar="[-- FLAGS]",
+        ),
+    ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            help="Python interpreter of the base",
+            show_default="this one",
+            rich_help_panel=PANEL,
+        ),
+    ] = None,
+    new: Annotated[
+        str | None,
+        typer.Option(
+            help="Python interpreter of the candidate",
+            show_default="this one",
+            rich_help_panel=PANEL,
+        ),
+    ] = None,
+    base_path: Annotated[
+        Path | None,
+        typer.Option(help="folder that the base imports from first", rich_help_panel=PANEL),
+    ] = None,
+    new_path: Annotated[
+        Path | None,
+        typer.Option(help="folder that the candidate imports from first", rich_help_panel=PANEL),
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="fresh processes a side", metavar="N")
+    ] = DEFAULT_ROUNDS,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            help="file of rounds to make or to resume",
+            metavar="FILE",
+            show_default="results/ab/NAME-KEY.jsonl",
+        ),
+    ] = None,
+    *,
+    judging: Judging,
+    output: Output,
+) -> int:
+    """Measure two sides in interleaved rounds of fresh processes, and judge like a gate.
+
+    What regresses or stays inconclusive is measured once more.  A run that was killed
+    resumes with the same command.  On a shared CPU give -- --threads 1: the times of
+    one thread can be told from the work of others.
+    """
+    if not config.is_file():
+        raise UsageError(f"{config}: there is no such file; expected a YAML file of points")
+    plan = Plan(
+        config=config,
+        base=_side("base", base, base_path),
+        new=_side("new", new, new_path),
+        rounds=rounds,
+        arguments=tuple(arguments or ()),
+    )
+    path = out or FOLDER / f"{config.stem}-{plan.key()}.jsonl"
+    journal = Journal(path, plan)
+    if journal.rounds:
+        say(f"resuming {path}: {len(journal.rounds)} rounds are stored")
+    comparison = run_ab(
+        plan,
+        journal,
+        judging.policy,
+        allow_env_mismatch=judging.allow_env_mismatch,
+        progress=say,
+    )
+    return conclude(comparison, output, title=f"ab: {config}", update=None)
+
+
+def _side(name: SideName, python: str | None, path: Path | None) -> Side:
+    if path is not None and not path.is_dir():
+        raise UsageError(f"--{name}-path {path} is not a folder")
+    folder = None if path is None else str(path.resolve())
+    return Side(name=name, python=python or sys.executable, path=folder)

@@ -1,0 +1,31 @@
+"""``mhaprof merge``: join the result files of shards or machines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mhaprof.cli.output import say
+from mhaprof.errors import EXIT_OK
+from mhaprof.store.merge import merge as merge_files
+
+
+def merge(
+    files: Annotated[list[Path], typer.Argument(help="result files", metavar="FILE...")],
+    out: Annotated[
+        Path, typer.Option("--out", help="file to make or to add to", show_default=False)
+    ],
+    allow_env_mismatch: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="what may differ between environments, such as torch (all: anything); repeatable",
+        ),
+    ] = None,
+) -> int:
+    """Join result files.  Doing it again changes nothing; contradictions are refused."""
+    merged = merge_files(files, out, allow_env_mismatch=allow_env_mismatch or ())
+    say(f"{out}: {merged.added} results added, {merged.known} were there already")
+    return EXIT_OK

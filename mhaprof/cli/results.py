@@ -1,0 +1,148 @@
+"""``mhaprof results``: show and export what a sweep stored."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mhaprof.cli.options import takes
+from mhaprof.cli.output import FORMATS, Output, OutputGroup, say
+from mhaprof.errors import EXIT_OK, MissingExtra, UsageError
+from mhaprof.records import Measured
+from mhaprof.report.tabular import Row
+from mhaprof.report.times import latency_view
+from mhaprof.report.view import View
+from mhaprof.report.views import counts_view
+from mhaprof.store.reading import Reader
+
+DEFAULT_LIMIT = 200
+"""Rows that a table shows unless told otherwise; exports hold all."""
+
+RAW_SAMPLES = ("samples_s", "process_time_s", "enqueue_s", "graph_samples_s")
+
+ResultFlags = OutputGroup(*FORMATS, "jsonl", "parquet")
+
+
+@takes(out=ResultFlags)
+def results(
+    file: Annotated[Path, typer.Argument(help="result file of a sweep", metavar="FILE")],
+    limit: Annotated[
+        int, typer.Option(min=0, metavar="N", help="rows that a table shows at most (0: all)")
+    ] = DEFAULT_LIMIT,
+    samples: Annotated[
+        bool, typer.Option("--samples", help="add the raw samples (json and jsonl)")
+    ] = False,
+    *,
+    out: Output,
+) -> int:
+    """Show or export a result file: one row per point and round, in the planned order."""
+    with Reader(file) as reader:
+        emit(reader, out, limit=limit, samples=samples)
+        missing = reader.missing()
+    if missing:
+        say(f"{missing} planned points have no result yet; the same sweep command resumes")
+    return EXIT_OK
+
+
+def emit(reader: Reader, out: Output, *, limit: int = DEFAULT_LIMIT, samples: bool = False) -> None:
+    """Write the rows of a store in the format that was asked for."""
+    if samples and out.format not in ("json", "jsonl"):
+        raise UsageError(f"--samples goes with --format json or jsonl, not {out.format}")
+    if out.format == "parquet":
+        _write_parquet(reader.path, out.path)
+    elif out.format == "csv":
+        out.write(_csv(reader))
+    elif out.format in ("json", "jsonl"):
+        rows = _with_samples(reader) if samples else reader.rows()
+        if out.format == "jsonl":
+            out.write("".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
+        else:
+            out.emit(list(rows), [], **_environments(reader))
+    else:
+        shown = list(reader.rows(limit=limit or -1))
+        out.emit(shown, views(shown, total=reader.count()))
+
+
+def views(rows: Sequence[Row], *, total: int) -> list[View]:
+    """Return the tables of stored rows: counts where they were counted, times where timed."""
+    named = list(_with_rounds(rows))
+    counted = [row for row in named if row.get("fvcore_flops") or row.get("torch_macs")]
+    timed = [row for row in named if row.get("timer") is not None]
+    rest = [row for row in named if row.get("macs") is None]
+    tables: list[View] = []
+    if timed:
+        tables.append(latency_view([*timed, *rest], title="Times of one call"))
+    if counted or not timed:
+        title = "Operations of one forward pass, dense"
+        tables.append(counts_view(counted if timed else named, title=title))
+    if total > len(rows):
+        more = f"{total - len(rows)} more rows: --limit 0 shows all."
+        tables[-1] = replace(tables[-1], notes=[*tables[-1].notes, more])
+    return tables
+
+
+def _with_rounds(rows: Iterable[Row]) -> Iterator[Row]:
+    """Tell the rounds of one point apart by name, where there are several."""
+    listed = list(rows)
+    several = any(row.get("round") for row in listed)
+    for row in listed:
+        yield {**row, "name": f"{row['name']}, round {row['round'] + 1}"} if several else row
+
+
+def _environments(reader: Reader) -> dict[str, Any]:
+    """Return what the JSON document says about where it was measured."""
+    found = reader.environments()
+    extra: dict[str, Any] = {
+        "environments": {
+            mark: {"device": device, **environment.model_dump()}
+            for mark, (device, environment) in found.items()
+        }
+    }
+    if len(found) == 1:
+        extra["environment"] = next(iter(found.values()))[1]
+    return extra
+
+
+def _with_samples(reader: Reader) -> Iterator[Row]:
+    """Yield the rows with their raw samples, in seconds."""
+    for row, result in zip(reader.rows(), reader.results(), strict=True):
+        outcome = result.outcome
+        timed = outcome.latency if isinstance(outcome, Measured) else None
+        raw = timed.model_dump(include=set(RAW_SAMPLES)) if timed else {}
+        yield {**row, **{name: raw.get(name) for name in RAW_SAMPLES}}
+
+
+def _csv(reader: Reader) -> str:
+    """Return all rows as CSV, as ``tabular.to_csv`` writes them, without a dict each."""
+    columns = reader.columns()
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(columns)
+    for values in reader.tuples(columns):
+        writer.writerow(
+            json.dumps(value) if isinstance(value, list | dict) else value for value in values
+        )
+    return buffer.getvalue()
+
+
+def _write_parquet(source: Path, target: Path | None) -> None:
+    from mhaprof.store.frame import load
+
+    if target is None:
+        raise UsageError("--format parquet is not text; give --output FILE")
+    if find_spec("pyarrow") is None:
+        raise MissingExtra(package="pyarrow", extra="parquet", purpose="--format parquet")
+    temporary = target.with_name(f".{target.name}.part")
+    try:
+        load(source).to_parquet(temporary)
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)

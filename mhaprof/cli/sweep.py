@@ -1,0 +1,266 @@
+"""``mhaprof sweep``: measure everything that a file asks for, resumably."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mhaprof import __version__
+from mhaprof.cli.exits import FATAL_SKIPS
+from mhaprof.cli.options import SpecFlags, takes
+from mhaprof.cli.output import Output, OutputFlags, say
+from mhaprof.cli.progress import Bar
+from mhaprof.cli.results import emit
+from mhaprof.cli.sweep_plan import SweepPlan, parse_shard, plan_rows, plan_sweep, plan_view
+from mhaprof.cli.timing_options import TimingFlags
+from mhaprof.config import SettingsSection
+from mhaprof.errors import (
+    EXIT_FINDING,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_POINT_FAILED,
+    UsageError,
+)
+from mhaprof.runners.base import Done, Runner
+from mhaprof.runners.inline import InlineRunner
+from mhaprof.runners.process import Lane
+from mhaprof.runners.worker import DEFAULT_TIMEOUT_S, WorkerRunner
+from mhaprof.store import Store
+from mhaprof.store.reading import Reader
+from mhaprof.sweep import drive, lanes_for
+from mhaprof.sweep.devices import named_device, pool_of
+from mhaprof.sweep.plan import Shard
+
+FOLDER = Path("results")
+PANEL = "Running"
+
+
+@takes(given=SpecFlags, timing=TimingFlags, output=OutputFlags)
+def sweep(
+    config: Annotated[Path, typer.Argument(help="YAML file of points and sweeps")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            help="result file to make or to resume",
+            metavar="FILE",
+            show_default="results/NAME.sqlite",
+        ),
+    ] = None,
+    impl: Annotated[
+        list[str] | None,
+        typer.Option(help="implementation (repeatable), instead of the file's"),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="show the plan, measure nothing")
+    ] = False,
+    retry_failed: Annotated[
+        bool,
+        typer.Option("--retry-failed", help="measure failed points again, and skips that may pass"),
+    ] = False,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="measure each point N times, in interleaved rounds of fresh processes",
+            show_default="1",
+            rich_help_panel=PANEL,
+        ),
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            metavar="S",
+            help="seconds after which a point has failed (0: never)",
+            show_default=f"{DEFAULT_TIMEOUT_S:g}",
+            rich_help_panel=PANEL,
+        ),
+    ] = None,
+    devices: Annotated[
+        str | None,
+        typer.Option(
+            metavar="cuda:N,...|all",
+            help="CUDA devices to spread points over, one worker each",
+            rich_help_panel=PANEL,
+        ),
+    ] = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            metavar="I/N",
+            help="measure this part of N (join the files with mhaprof merge)",
+            rich_help_panel=PANEL,
+        ),
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="measure on a Ray cluster (auto, HOST:PORT, or local, which starts one)",
+            rich_help_panel=PANEL,
+        ),
+    ] = None,
+    inline: Annotated[
+        bool,
+        typer.Option(
+            "--inline",
+            help="measure in this process: nothing survives a crash but what is stored",
+            rich_help_panel=PANEL,
+        ),
+    ] = False,
+    allow_env_mismatch: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="what may differ from the file's environment, such as torch (all: anything)",
+            rich_help_panel=PANEL,
+        ),
+    ] = None,
+    allow_import: Annotated[
+        bool, typer.Option("--allow-import", help="let CONFIG name code to import")
+    ] = False,
+    *,
+    given: dict[str, list[object]],
+    timing: SettingsSection,
+    output: Output,
+) -> int:
+    """Measure every point of a file and store each as it lands; again: resume.
+
+    Whatever dies, what was measured is in the result file, and the same command goes on.
+    """
+    if (ray is not None) + inline + (devices is not None) > 1:
+        raise UsageError("--ray, --inline and --devices exclude each other; give one")
+    part = parse_shard(shard) if shard is not None else None
+    flags = timing.merged(SettingsSection.model_validate({"rounds": rounds}))
+    plan = plan_sweep(
+        config,
+        given,
+        flags=flags,
+        implementations=impl,
+        allow_import=allow_import,
+        pooled=devices is not None,
+        resolve=named_device if ray is None else partial(_device_of_cluster, ray),
+        shard=part,
+    )
+    path = out or FOLDER / _file_name(plan, part)
+    lanes = _lanes(plan, pool_of(devices) if devices is not None else [])
+    if dry_run:
+        return _show_plan(plan, path, output, lanes=len(lanes))
+    timeout_s = timeout if timeout is not None else plan.settings.timeout or DEFAULT_TIMEOUT_S
+    runner = _runner(lanes, ray=ray, inline=inline, timeout_s=timeout_s or None)
+    interrupted = False
+    with Store(path) as store:
+        store.describe(_facts(plan))
+        try:
+            _drive(plan, store, runner, retry_failed, allow_env_mismatch or [])
+        except KeyboardInterrupt:
+            interrupted = True
+    with Reader(path) as reader:
+        emit(reader, output)
+        return _conclude(plan, reader, interrupted=interrupted)
+
+
+def _drive(
+    plan: SweepPlan,
+    store: Store,
+    runner: Runner,
+    retry_failed: bool,
+    allow_env_mismatch: list[str],
+) -> None:
+    with Bar(total=len(plan.entries) * plan.rounds) as bar:
+
+        def landed(done: Done) -> None:
+            bar.start(f"{done.task.point.name}, {done.task.point.implementation}")
+
+        drive(
+            plan.entries,
+            store,
+            runner,
+            rounds=plan.rounds,
+            seed=plan.settings.seed or 0,
+            retry_failed=retry_failed,
+            allow_env_mismatch=allow_env_mismatch,
+            listener=landed,
+        )
+
+
+def _device_of_cluster(address: str, name: str) -> str:
+    """Return a device as it was given; for ``auto``, the best that the cluster has."""
+    if name != "auto":
+        return name
+    from mhaprof.runners.ray import auto_device
+
+    return auto_device(address)
+
+
+def _file_name(plan: SweepPlan, shard: Shard | None) -> str:
+    """Return the default file's name; shards of one sweep may share a folder."""
+    part = "" if shard is None else f".shard-{shard.index}-of-{shard.count}"
+    return f"{plan.name}{part}.sqlite"
+
+
+def _lanes(plan: SweepPlan, pool: list[str]) -> list[Lane]:
+    from mhaprof.measure.devices import default_threads
+
+    devices = [entry.task(0).device for entry in plan.entries if entry.skip is None]
+    return lanes_for(devices, pool=pool, points=len(devices), cores=default_threads())
+
+
+def _runner(lanes: list[Lane], *, ray: str | None, inline: bool, timeout_s: float | None) -> Runner:
+    if inline:
+        return InlineRunner()
+    if ray is not None:
+        from mhaprof.runners.ray import RayRunner
+
+        return RayRunner(address=ray, timeout_s=timeout_s)
+    return WorkerRunner(lanes, timeout_s=timeout_s)
+
+
+def _facts(plan: SweepPlan) -> dict[str, str]:
+    """Return what the store keeps about the run."""
+    return {
+        "config": plan.text,
+        "settings": json.dumps(plan.settings.model_dump(mode="json", exclude_none=True)),
+        "rounds": str(plan.rounds),
+        "mhaprof": __version__,
+    }
+
+
+def _show_plan(plan: SweepPlan, path: Path, output: Output, *, lanes: int) -> int:
+    if path.exists():
+        with Reader(path) as reader:
+            rows = plan_rows(plan, reader)
+    else:
+        rows = plan_rows(plan, None)
+    output.emit(rows, [plan_view(rows, lanes=lanes)])
+    return EXIT_OK
+
+
+def _conclude(plan: SweepPlan, reader: Reader, *, interrupted: bool) -> int:
+    """Say in one line how it ended, and return the exit code."""
+    planned = {entry.identity for entry in plan.entries}
+    found = [each for each in reader.stored() if each.identity in planned]
+    counted = {name: sum(each.status == name for each in found) for name in ("ok", "skipped")}
+    failed = len(found) - sum(counted.values())
+    skips = sum(entry.skip is not None for entry in plan.entries)
+    expected = (len(planned) - skips) * plan.rounds + skips
+    say(
+        f"{reader.path}: {counted['ok']} ok, {counted['skipped']} skipped, {failed} failed"
+        + (f"; {expected - len(found)} to go: the same command resumes" if interrupted else "")
+    )
+    if interrupted:
+        return EXIT_INTERRUPTED
+    if any(each.outcome == "failed" or each.reason in FATAL_SKIPS for each in found):
+        return EXIT_POINT_FAILED
+    if failed:
+        return EXIT_FINDING
+    points = [each for each in found if each.role == "point"]
+    if points and not any(each.outcome == "ok" for each in points):
+        return EXIT_POINT_FAILED
+    return EXIT_OK

@@ -1,0 +1,197 @@
+"""From a sweep's file and flags to its plan, and the plan as a table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mhaprof import attention
+from mhaprof.cli.planning import Planned, reference_points, versions_of
+from mhaprof.cli.timing_options import options_of, settings_of
+from mhaprof.config import SettingsSection, load_config
+from mhaprof.errors import UsageError
+from mhaprof.planned import PlannedPoint
+from mhaprof.point.measuring import Metric
+from mhaprof.records import Point
+from mhaprof.report.tabular import Row
+from mhaprof.report.view import View, number, status, text
+from mhaprof.sweep.plan import PlanEntry, Shard, expand
+from mhaprof.sweep.predict import ACCELERATOR_TFLOPS, CPU_TFLOPS_PER_THREAD, predict
+from mhaprof.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from mhaprof.store.reading import Reader
+
+COUNTED_IMPLEMENTATIONS = ("eager",)
+TIMED_IMPLEMENTATIONS = ("eager", "sdpa")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepPlan:
+    """What a sweep measures, and how: the file's settings with the flags' over them."""
+
+    name: str
+    text: str
+    entries: list[PlanEntry]
+    settings: SettingsSection
+
+    @property
+    def rounds(self) -> int:
+        """Return how often each point is measured, each time in fresh processes."""
+        return self.settings.rounds or self.settings.replicates or 1
+
+
+def plan_sweep(
+    config: Path,
+    given: Mapping[str, Sequence[object]],
+    *,
+    flags: SettingsSection,
+    implementations: Sequence[str] | None,
+    allow_import: bool,
+    pooled: bool,
+    resolve: Callable[[str], str],
+    shard: Shard | None,
+) -> SweepPlan:
+    """Read a file and expand it; ``given`` fields and ``flags`` win over the file's.
+
+    ``pooled`` says that CUDA devices were listed apart: points are for ``cuda`` then
+    unless the file names devices.  ``resolve`` turns a device as given into the one to
+    plan for.  Raises ConfigError, SpecError or UsageError.
+    """
+    from mhaprof.cli.model_reading import read_model
+
+    loaded = load_config(
+        config,
+        allow_import=allow_import,
+        overrides=given,
+        implementations=attention.names(),
+        read_model=read_model,
+    )
+    section = loaded.settings.merged(flags)
+    if pooled and section.device is None:
+        section = section.model_copy(update={"device": ("cuda",)})
+    what: frozenset[Metric] = frozenset(loaded.measure)
+    counting = what <= {"flops"}
+    default = COUNTED_IMPLEMENTATIONS if counting else TIMED_IMPLEMENTATIONS
+    asked = tuple(implementations or default)
+    entries = [_overridden(point) if implementations else point for point in loaded.entries]
+    specs = [
+        Planned(name=point.name, spec=point.spec, implementations=point.implementations)
+        for point in entries
+        if point.spec is not None and point.skip is None
+    ]
+    references: list[Point] = []
+    if loaded.reference and "flops" in what:
+        references = reference_points(specs)
+    planned = expand(
+        entries,
+        implementations=asked,
+        versions=versions_of(specs, asked, allow_import=allow_import),
+        settings=[] if counting else settings_of(section, resolve=resolve),
+        what=what,
+        options=options_of(section, allow_import=allow_import),
+        references=references,
+    )
+    if shard is not None:
+        planned = [entry for entry in planned if shard.has(entry.identity)]
+    return SweepPlan(name=loaded.name, text=loaded.text, entries=planned, settings=section)
+
+
+def _overridden(point: PlannedPoint) -> PlannedPoint:
+    """Return the point without its own implementations: the command line names them."""
+    from dataclasses import replace
+
+    return replace(point, implementations=None)
+
+
+def parse_shard(text: str) -> Shard:
+    """Read ``2/5``.  Raises UsageError."""
+    found = re.fullmatch(r"(\d+)/(\d+)", text.strip())
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise UsageError(f"--shard {text!r} is not of the form I/N with 1 <= I <= N, such as 2/5")
+    return Shard(index=int(found[1]), count=int(found[2]))
+
+
+def plan_rows(plan: SweepPlan, reader: Reader | None) -> list[Row]:
+    """Return one row per entry: what is stored, will be measured, or will be skipped.
+
+    ``predicted_time_s`` is of all rounds that are still to be measured.
+    """
+    stored = (
+        {}
+        if reader is None
+        else {(found.identity, found.round): found for found in reader.stored()}
+    )
+    rows: list[Row] = []
+    for entry in plan.entries:
+        found = [stored.get((entry.identity, number)) for number in range(plan.rounds)]
+        settings = entry.point.settings if isinstance(entry.point, Point) else None
+        row: Row = {
+            "name": entry.point.name,
+            "role": entry.point.role,
+            "implementation": entry.point.implementation,
+            "device": settings and settings.device,
+            "dtype": settings and settings.dtype,
+            "measure": " ".join(sorted(entry.what)),
+            "status": "planned",
+            "reason": None,
+            "message": None,
+            "rounds": sum(each is None for each in found),
+            "predicted_time_s": None,
+            "predicted_peak_bytes": None,
+            "identity": entry.identity,
+        }
+        rows.append(row)
+        if entry.skip is None and row["rounds"] == 0:
+            first = next(each for each in found if each is not None)
+            row.update(status="stored", reason=first.reason)
+            continue
+        prediction = predict(entry)
+        if prediction.skip is not None:
+            skip = prediction.skip
+            row.update(status="skipped", reason=skip.code, message=skip.message, rounds=None)
+            continue
+        row.update(
+            predicted_time_s=prediction.time_s * row["rounds"],
+            predicted_peak_bytes=prediction.peak_bytes,
+        )
+    return rows
+
+
+def plan_view(rows: Sequence[Row], *, lanes: int) -> View:
+    """Show the plan with its sums."""
+    columns = [text(name, name) for name in ("name", "implementation", "device", "dtype")]
+    columns += [
+        text("measure", "measure"),
+        number("rounds", "rounds", str),
+        number("predicted time", "predicted_time_s", format_seconds),
+        number("predicted memory", "predicted_peak_bytes", format_bytes),
+        status(),
+    ]
+    return View(title="Plan", columns=columns, rows=rows, notes=_sums(rows, lanes))
+
+
+def _sums(rows: Sequence[Row], lanes: int) -> list[str]:
+    counted = {
+        name: sum(row["status"] == name for row in rows)
+        for name in ("planned", "stored", "skipped")
+    }
+    total_s = sum(row["predicted_time_s"] or 0 for row in rows)
+    largest = max((row["predicted_peak_bytes"] or 0 for row in rows), default=0)
+    notes = [
+        f"{len(rows)} points: {counted['planned']} to measure, {counted['stored']} stored, "
+        f"{counted['skipped']} to skip."
+    ]
+    if counted["planned"]:
+        at_once = f", {lanes} at a time" if lanes > 1 else ""
+        notes.append(
+            f"About {format_seconds(total_s / lanes)}{at_once}; where calls are long this assumes "
+            f"{CPU_TFLOPS_PER_THREAD:g} TFLOP/s a CPU thread, {ACCELERATOR_TFLOPS:g} a GPU."
+        )
+    if largest:
+        notes.append(f"The largest point needs about {format_bytes(largest)}.")
+    skips = dict.fromkeys(row["message"] for row in rows if row["status"] == "skipped")
+    return notes + [f"Skipped: {message}." for message in skips if message]

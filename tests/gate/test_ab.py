@@ -1,0 +1,355 @@
+"""A/B: interleaved rounds, one statistic a round, resumed after a kill, judged like a gate."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mhaprof.ab import Journal, Plan, Round, Side, fold, judge, run_ab
+from mhaprof.compare import preset
+from mhaprof.errors import NotComparable, Unavailable, UsageError
+
+POINTS = 6
+
+
+class FakeMachine:
+    """Measure nothing: return times that are known, and remember what was asked."""
+
+    def __init__(self, *, slower: float = 1.0, noise: float = 0.01, seed: int = 0) -> None:
+        self.chance = random.Random(seed)
+        self.slower, self.noise = slower, noise
+        self.asked: list[tuple[str, int]] = []
+        self.settings: dict[str, Any] = {}
+        self.break_at: int | None = None
+
+    def time(self, side: Side) -> float:
+        return (self.slower if side.name == "new" else 1.0) * self.chance.gauss(
+            1e-3, self.noise * 1e-3
+        )
+
+    def __call__(self, plan: Plan, side: Side, number: int) -> Round:
+        if self.break_at == len(self.asked):
+            raise KeyboardInterrupt
+        self.asked.append((side.name, number))
+        rows = []
+        for place in range(POINTS):
+            seconds = self.time(side)
+            rows.append(
+                {
+                    "name": f"p{place}",
+                    "role": "point",
+                    "implementation": "eager",
+                    "status": "ok",
+                    "reason": None,
+                    "macs": 100 + place,
+                    "device": "cpu",
+                    "device_name": "a cpu",
+                    "dtype": "float32",
+                    "threads": 1,
+                    "timer": "wall",
+                    "cache": "hot",
+                    "flags": None,
+                    "latency_median_s": seconds,
+                    "samples_s": [seconds] * 3,
+                    "process_time_s": [seconds * 2, seconds, seconds * 3],
+                }
+                | self.settings
+            )
+        return Round(side=side.name, number=number, rows=rows)
+
+
+@pytest.fixture
+def make_plan(tmp_path: Path) -> Callable[..., Plan]:
+    config = tmp_path / "points.yaml"
+    config.write_text("version: 1\n")
+
+    def make(**changes: Any) -> Plan:
+        given: dict[str, Any] = {
+            "config": config,
+            "base": Side(name="base", python="a"),
+            "new": Side(name="new", python="b"),
+        }
+        return Plan(**(given | changes))
+
+    return make
+
+
+def compare_on(machine: FakeMachine, plan: Plan, path: Path) -> Any:
+    return run_ab(plan, Journal(path, plan), preset("default"), launch=machine)
+
+
+def test_rounds_interleave_and_the_sides_take_turns_in_going_first(
+    make_plan: Any, tmp_path: Path
+) -> None:
+    machine = FakeMachine()
+    compare_on(machine, make_plan(rounds=4), tmp_path / "ab.jsonl")
+    assert machine.asked == [
+        ("base", 1),
+        ("new", 1),
+        ("new", 2),
+        ("base", 2),
+        ("base", 3),
+        ("new", 3),
+        ("new", 4),
+        ("base", 4),
+    ]
+
+
+def test_identical_sides_rarely_regress_and_a_tenth_slower_is_nearly_always_caught(
+    make_plan: Any, tmp_path: Path
+) -> None:
+    plan = make_plan()
+    false, caught = 0, 0
+    for seed in range(10):
+        same = compare_on(FakeMachine(seed=seed, noise=0.02), plan, tmp_path / f"aa{seed}")
+        false += len(same.blocking())
+        slow = FakeMachine(seed=100 + seed, noise=0.02, slower=1.1)
+        caught += compare_on(slow, plan, tmp_path / f"ab{seed}").exit_code == 1
+    assert false <= 1
+    assert caught >= 9
+
+
+def test_what_regresses_is_measured_once_more_and_judged_on_all_rounds(
+    make_plan: Any, tmp_path: Path
+) -> None:
+    machine = FakeMachine(slower=1.2)
+    comparison = compare_on(machine, make_plan(), tmp_path / "ab.jsonl")
+    assert len(machine.asked) == 20
+    assert comparison.exit_code == 1
+    (latency,) = [j for j in comparison.points[0].judgements if j.metric == "latency"]
+    assert latency.p is not None
+    assert latency.p < 1e-4
+
+
+def test_a_stable_result_is_not_measured_again(make_plan: Any, tmp_path: Path) -> None:
+    machine = FakeMachine(noise=0.001)
+    assert compare_on(machine, make_plan(), tmp_path / "ab.jsonl").exit_code == 0
+    assert len(machine.asked) == 10
+
+
+def test_a_killed_run_resumes_where_it_was(make_plan: Any, tmp_path: Path) -> None:
+    plan, path = make_plan(), tmp_path / "ab.jsonl"
+    machine = FakeMachine(noise=0.001)
+    machine.break_at = 3
+    with pytest.raises(KeyboardInterrupt):
+        compare_on(machine, plan, path)
+    with path.open("a") as file:
+        file.write('{"side": "new", "num')
+    rest = FakeMachine(noise=0.001, seed=1)
+    assert compare_on(rest, plan, path).exit_code == 0
+    assert sorted(machine.asked + rest.asked) == sorted(
+        (side, number) for number in range(1, 6) for side in ("base", "new")
+    )
+    finished = FakeMachine()
+    compare_on(finished, plan, path)
+    assert finished.asked == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"new": Side(name="new", python="c")},
+        {"new": Side(name="new", python="b", path="/elsewhere")},
+        {"arguments": ("--threads", "1")},
+    ],
+)
+def test_rounds_of_another_comparison_are_refused(
+    make_plan: Any, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    Journal(tmp_path / "ab.jsonl", make_plan())
+    with pytest.raises(UsageError, match="another comparison"):
+        Journal(tmp_path / "ab.jsonl", make_plan(**change))
+
+
+def test_a_changed_configuration_is_another_comparison(make_plan: Any, tmp_path: Path) -> None:
+    plan = make_plan()
+    Journal(tmp_path / "ab.jsonl", plan)
+    plan.config.write_text("version: 1\n# changed\n")
+    with pytest.raises(UsageError, match="another comparison"):
+        Journal(tmp_path / "ab.jsonl", plan)
+
+
+def test_a_file_of_something_else_is_not_overwritten(make_plan: Any, tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("precious\n")
+    with pytest.raises(UsageError, match="not a file of mhaprof ab"):
+        Journal(path, make_plan())
+    assert path.read_text() == "precious\n"
+
+
+def rounds_of(machine: FakeMachine, plan: Plan, path: Path, numbers: range) -> Journal:
+    journal = Journal(path, plan)
+    for number in numbers:
+        for side in (plan.base, plan.new):
+            journal.add(machine(plan, side, number))
+    return journal
+
+
+def test_wall_time_is_the_statistic_of_a_quiet_machine_and_cpu_time_of_a_shared_one(
+    make_plan: Any, tmp_path: Path
+) -> None:
+    plan = make_plan()
+    machine = FakeMachine()
+    machine.settings = {"process_time_s": [9.0]}
+    quiet = rounds_of(machine, plan, tmp_path / "quiet", range(1, 3))
+    for point in judge(quiet, preset("default")).points:
+        (latency,) = [j for j in point.judgements if j.metric == "latency"]
+        assert latency.base == pytest.approx(1e-3, rel=0.1)
+    machine.settings = {"flags": "contended", "latency_median_s": 5.0}
+    shared = rounds_of(machine, plan, tmp_path / "shared", range(1, 3))
+    for point in judge(shared, preset("default")).points:
+        (latency,) = [j for j in point.judgements if j.metric == "latency"]
+        assert latency.base == pytest.approx(1e-3, rel=0.1)
+        assert latency.threshold == 0.05
+
+
+def test_one_contended_round_decides_the_statistic_of_all_rounds_of_both_sides(
+    make_plan: Any, tmp_path: Path
+) -> None:
+    plan, machine = make_plan(), FakeMachine()
+    journal = Journal(tmp_path / "ab.jsonl", plan)
+    for number in (1, 2):
+        for side in (plan.base, plan.new):
+            contended = (side.name, number) == ("new", 2)
+            machine.settings = {
+                "flags": "contended" if contended else None,
+                "latency_median_s": 7.0,
+            }
+            journal.add(machine(plan, side, number))
+    (point, *_) = judge(journal, preset("default")).points
+    (latency,) = [j for j in point.judgements if j.metric == "latency"]
+    assert latency.base == pytest.approx(1e-3, rel=0.1)
+    assert latency.new == pytest.approx(1e-3, rel=0.1)
+
+
+def test_cpu_time_of_several_threads_is_not_used(make_plan: Any, tmp_path: Path) -> None:
+    plan, machine = make_plan(), FakeMachine()
+    machine.settings = {"flags": "contended", "threads": 2, "latency_median_s": 5.0}
+    journal = rounds_of(machine, plan, tmp_path / "ab.jsonl", range(1, 3))
+    (point, *_) = judge(journal, preset("default")).points
+    (latency,) = [j for j in point.judgements if j.metric == "latency"]
+    assert (latency.base, latency.threshold) == (5.0, 0.25)
+
+
+def test_a_point_that_broke_in_one_round_is_a_failed_point() -> None:
+    rows = [
+        {"name": "a", "implementation": "e", "status": status, "reason": reason}
+        for status, reason in (("ok", None), ("failed", "error"))
+    ]
+    rounds = [Round(side="new", number=n, rows=[row]) for n, row in enumerate(rows, start=1)]
+    (folded,) = fold(rounds, by_cpu_time=())
+    assert (folded["status"], folded["reason"]) == ("failed", "error")
+    (missing,) = fold([rounds[0], Round(side="new", number=3, rows=[])], by_cpu_time=())
+    assert (missing["status"], missing["reason"]) == ("failed", "rounds_missing")
+
+
+def test_another_torch_is_the_treatment_and_another_device_is_refused(
+    make_plan: Any, tmp_path: Path
+) -> None:
+    def on(name: str, settings: dict[str, Any]) -> Any:
+        plan, machine = make_plan(rounds=2), FakeMachine(noise=0.001)
+        journal = Journal(tmp_path / name, plan)
+        for side in (plan.base, plan.new):
+            machine.settings = settings if side.name == "new" else {"torch": "2.12"}
+            for number in (1, 2):
+                journal.add(machine(plan, side, number))
+        return judge(journal, preset("default"))
+
+    assert on("torch", {"torch": "2.13"}).allowed[0].key == "torch"
+    with pytest.raises(NotComparable, match="device_name"):
+        on("device", {"torch": "2.12", "device_name": "another cpu"})
+
+
+def test_a_side_with_a_path_imports_from_there_and_not_from_the_working_directory() -> None:
+    side = Side(name="new", python="py", path="/checkout")
+    command = side.command(Path("c.yaml"), ["--threads", "1"], Path("s.json"))
+    assert command[:6] == ["py", "-P", "-m", "mhaprof", "latency", "c.yaml"]
+    assert command[-2:] == ["--threads", "1"]
+    assert side.environment({"PYTHONPATH": "/old"})["PYTHONPATH"] == "/checkout:/old"
+    plain = Side(name="base", python="py")
+    assert plain.command(Path("c.yaml"), [], Path("s.json"))[:2] == ["py", "-m"]
+    assert plain.environment({}) == {}
+
+
+FAKE_PYTHON = """#!/bin/sh
+{body}
+"""
+
+
+def fake_python(path: Path, body: str) -> str:
+    path.write_text(FAKE_PYTHON.format(body=body))
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "said"),
+    [
+        ("echo 'mhaprof: c.yaml:1:1: bad' >&2; exit 2", UsageError, "c.yaml:1:1: bad"),
+        ("echo 'No module named mhaprof' >&2; exit 1", Unavailable, "No module named mhaprof"),
+        ("exit 9", Unavailable, "it ended with code 9"),
+        (
+            'echo \'{"rows": [], "error": {"message": "no device", "exit_code": 4}}\'; exit 4',
+            Unavailable,
+            "no device",
+        ),
+    ],
+)
+def test_an_interpreter_that_measures_nothing_is_reported_in_its_own_words(
+    make_plan: Any, tmp_path: Path, body: str, kind: type[Exception], said: str
+) -> None:
+    from mhaprof.ab import launch
+
+    side = Side(name="new", python=fake_python(tmp_path / "py", body))
+    with pytest.raises(kind, match="--new") as caught:
+        launch(make_plan(), side, 1)
+    assert said in str(caught.value)
+
+
+def test_an_interpreter_that_is_not_there_is_a_usage_error(make_plan: Any) -> None:
+    from mhaprof.ab import launch
+
+    with pytest.raises(UsageError, match="cannot be run"):
+        launch(make_plan(), Side(name="base", python="/no/such/python"), 1)
+
+
+def test_the_command_measures_both_sides_and_ends_like_a_gate(mhaprof: Any, tmp_path: Path) -> None:
+    config = tmp_path / "points.yaml"
+    config.write_text("version: 1\n")
+    row = {"name": "a", "implementation": "eager", "status": "ok", "macs": 5}
+    sides = {}
+    for name, macs in (("base", 5), ("new", 6)):
+        document = json.dumps({"rows": [row | {"macs": macs}]})
+        sides[name] = fake_python(tmp_path / name, f"echo '{document}'")
+    out = tmp_path / "rounds.jsonl"
+    flags = ("--base", sides["base"], "--new", sides["new"], "--rounds", 2, "--out", out)
+    ran = mhaprof("ab", config, *flags, "--format", "json")
+    assert ran.code == 1
+    assert ran.rows[0]["message"] == "macs 5 -> 6 (+1)"
+    assert len(out.read_text().splitlines()) == 5
+    again = mhaprof("ab", config, *flags, "--format", "json")
+    assert "4 rounds are stored" in again.err
+
+
+@pytest.mark.slow
+def test_two_equal_interpreters_agree_for_real(mhaprof: Any, tmp_path: Path) -> None:
+    config = tmp_path / "points.yaml"
+    config.write_text(
+        "version: 1\ndefaults: {batch: 1, dim: 128, heads: 4}\n"
+        "points:\n  - {name: a, tokens: 64}\n  - {name: b, tokens: 128}\n"
+    )
+    ran = mhaprof(
+        *("ab", config, "--base", sys.executable, "--new", sys.executable, "--rounds", 4),
+        *("--out", tmp_path / "ab.jsonl", "--format", "json"),
+        *("--", "--threads", 1, "--impl", "eager", "--max-time", 1, "--device", "cpu"),
+    )
+    assert ran.code in (0, 1)
+    judged = {row["name"] for row in ran.rows if row["metric"] == "latency"}
+    assert judged == {"a", "b"}
+    assert all(row["verdict"] == "unchanged" for row in ran.rows if row["metric"] == "macs")

@@ -1,0 +1,94 @@
+"""Baselines: small, sorted, reviewable, valid for what they name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+ENVIRONMENT = {
+    "software": {"torch": "2.13.0", "numpy": "2.0", "python": "3.11.7"},
+    "hardware": {"device_name": "NVIDIA H200", "driver": "570.1", "memory_bytes": 1},
+    "state": {"clock_mhz": 1980, "load": 0.3},
+}
+
+
+def update(mhaprof: Any, run: Path, folder: Path, *flags: object) -> Any:
+    return mhaprof("baseline", "update", run, "--directory", folder, *flags, "--format", "json")
+
+
+def test_a_baseline_is_written_per_device_and_gates_its_own_run(
+    mhaprof: Any, write_run: Any, make_rows: Any, tmp_path: Path
+) -> None:
+    rows = make_rows(seed=1, torch=None, driver=None)
+    run = write_run("nightly.json", rows, environment=ENVIRONMENT)
+    ran = update(mhaprof, run, tmp_path / "baselines")
+    path = tmp_path / "baselines" / "nvidia-h200" / "nightly.json"
+    assert ran.code == 0
+    assert [row["baseline"] for row in ran.rows] == [str(path)]
+    assert mhaprof("gate", path, run).code == 0
+    slow = make_rows(seed=2, slower={7: 1.06}, torch=None, driver=None)
+    worse = write_run("worse.json", slow, environment=ENVIRONMENT)
+    assert mhaprof("gate", path, worse).code == 1
+    other = json.loads(json.dumps(ENVIRONMENT).replace("2.13.0", "2.12.0"))
+    assert mhaprof("gate", path, write_run("other.json", rows, environment=other)).code == 3
+
+
+def test_a_baseline_keeps_what_is_judged_and_nothing_that_changes_by_the_minute(
+    mhaprof: Any, write_run: Any, make_rows: Any, tmp_path: Path
+) -> None:
+    rows = make_rows(seed=1, samples=25, max_error=1e-4, tflops_per_s=1.5)
+    run = write_run("nightly.json", rows[::-1], environment=ENVIRONMENT)
+    update(mhaprof, run, tmp_path, "--name", "Main Branch")
+    document = json.loads((tmp_path / "nvidia-h200" / "main-branch.json").read_text())
+    assert document["environment"] == {
+        "software": {"torch": "2.13.0", "python": "3.11.7"},
+        "hardware": {"device_name": "NVIDIA H200", "driver": "570.1"},
+        "state": {},
+    }
+    names = [row["name"] for row in document["rows"]]
+    assert names == sorted(names)
+    first = document["rows"][0]
+    assert not {"samples", "max_error", "tflops_per_s", "reason"} & set(first)
+    assert all(len(repr(value)) <= 11 for value in first["replicate_medians_s"])
+
+
+def test_the_order_of_the_run_does_not_change_the_baseline(
+    mhaprof: Any, write_run: Any, make_rows: Any, tmp_path: Path
+) -> None:
+    rows = make_rows(seed=1)
+    first = update(mhaprof, write_run("a.json", rows), tmp_path, "--name", "n")
+    again = update(mhaprof, write_run("b.json", rows[::-1]), tmp_path, "--name", "n")
+    assert [row["state"] for row in first.rows + again.rows] == ["new", "unchanged"]
+    changed = [row | {"macs": 1} for row in rows]
+    ran = update(mhaprof, write_run("c.json", changed), tmp_path, "--name", "n")
+    assert [row["state"] for row in ran.rows] == ["changed"]
+    assert "git diff" in ran.err
+
+
+def test_counts_alone_make_a_baseline_for_every_machine(
+    mhaprof: Any, write_run: Any, make_rows: Any, tmp_path: Path
+) -> None:
+    rows = [
+        {name: value for name, value in row.items() if name not in ("device", "device_name")}
+        for row in make_rows(seed=1, latency_median_s=None, replicate_medians_s=None)
+    ]
+    run = write_run("counts.json", rows, environment=ENVIRONMENT)
+    update(mhaprof, run, tmp_path)
+    path = tmp_path / "counts" / "counts.json"
+    assert json.loads(path.read_text())["environment"]["hardware"] == {}
+    assert mhaprof("gate", path, run).code == 0
+    rows[0]["macs_scores"] += 1
+    rows[0]["macs"] += 1
+    assert mhaprof("gate", path, write_run("new.json", rows)).code == 1
+
+
+def test_a_failed_point_is_no_baseline(
+    mhaprof: Any, write_run: Any, make_rows: Any, tmp_path: Path
+) -> None:
+    rows = make_rows(seed=1)
+    rows[3].update(status="failed", reason="error")
+    ran = update(mhaprof, write_run("run.json", rows), tmp_path / "baselines")
+    assert ran.code == 2
+    assert "1 of 50 points failed (p03)" in ran.err
+    assert not (tmp_path / "baselines").exists()

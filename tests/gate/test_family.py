@@ -1,0 +1,108 @@
+"""Judging many points at once: chance alone rarely fails a gate, and power remains."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import pytest
+
+from mhaprof.compare import RunRows, compare, family, preset
+from mhaprof.compare.family import adjusted, step_down
+from mhaprof.stats import holm, rank_test
+
+
+def sides(seed: int, points: int, shift: float, noise: float = 0.05) -> Any:
+    chance = random.Random(seed)
+    base = [[chance.lognormvariate(0, noise) for _ in range(5)] for _ in range(points)]
+    new = [[(1 + shift) * chance.lognormvariate(0, noise) for _ in range(5)] for _ in range(points)]
+    return base, new
+
+
+def test_few_points_are_adjusted_by_holm() -> None:
+    base, new = sides(1, 6, 0.0)
+    p_values = [rank_test(*pair) for pair in zip(base, new, strict=True)]
+    assert adjusted(p_values, base, new, alpha=0.05) == holm(p_values)
+
+
+def test_holm_could_never_reject_fifty_points_of_five_rounds_and_step_down_does() -> None:
+    base, new = sides(1, 50, 0.5)
+    p_values = [rank_test(*pair) for pair in zip(base, new, strict=True)]
+    assert min(holm(p_values)) > 0.05
+    assert max(adjusted(p_values, base, new, alpha=0.05)) < 0.05
+
+
+def test_step_down_matches_its_definition_on_a_small_case() -> None:
+    base, new = sides(3, 4, 0.03)
+    total = [[*before, *after] for before, after in zip(base, new, strict=True)]
+    pooled = [family._Centred.of(values) for values in total]
+    observed = [point.shift(range(5, 10)) for point in pooled]
+    order = sorted(range(4), key=lambda place: -observed[place])
+    expected, highest = [0.0] * 4, 0.0
+    for rank, place in enumerate(order):
+        rest = order[rank:]
+        hits = sum(
+            max(pooled[other].shift(chosen) for other in rest) >= observed[place] - 1e-9
+            for chosen in itertools.combinations(range(10), 5)
+        )
+        highest = max(highest, hits / 252)
+        expected[place] = highest
+    assert step_down(base, new) == pytest.approx(expected)
+
+
+def test_relabelings_of_many_rounds_are_drawn_alike_every_time() -> None:
+    chance = random.Random(0)
+    base = [[chance.lognormvariate(0, 0.05) for _ in range(9)] for _ in range(3)]
+    new = [[1.2 * chance.lognormvariate(0, 0.05) for _ in range(9)] for _ in range(3)]
+    first = step_down(base, new)
+    assert first == step_down(base, new)
+    assert max(first) < 0.05
+
+
+def test_points_with_unequal_rounds_fall_back_to_holm() -> None:
+    base, new = sides(1, 30, 0.5)
+    base[0].append(1.0)
+    p_values = [rank_test(*pair) for pair in zip(base, new, strict=True)]
+    assert adjusted(p_values, base, new, alpha=0.05) == holm(p_values)
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.2])
+def test_many_identical_points_rarely_fail_the_gate_whatever_the_noise(
+    make_rows: Any, noise: float
+) -> None:
+    failed = 0
+    for seed in range(12):
+        base = RunRows(source="base", rows=make_rows(seed=1000 + seed, noise=noise, points=30))
+        new = RunRows(source="new", rows=make_rows(seed=2000 + seed, noise=noise, points=30))
+        failed += compare(base, new, preset("default")).exit_code == 1
+    assert failed <= 2
+
+
+def test_three_rounds_a_side_cannot_prove_a_regression(make_rows: Any) -> None:
+    base = RunRows(source="base", rows=make_rows(seed=1, rounds=3))
+    new = RunRows(source="new", rows=make_rows(seed=2, rounds=3, slower={7: 1.5}))
+    found = compare(base, new, preset("default"))
+    reasons = {(point.name, point.worst.reason) for point in found.points}
+    assert found.exit_code == 0
+    assert ("p07", "too_few_rounds") in reasons
+
+
+@pytest.mark.parametrize(
+    ("settings", "threshold"),
+    [
+        ({"device": "cuda", "timer": "cuda-events"}, 0.05),
+        ({"device": "cpu", "timer": "wall", "threads": 1}, 0.05),
+        ({"device": "cpu", "timer": "process", "threads": 2}, 0.05),
+        ({"device": "cpu", "timer": "wall", "threads": 2}, 0.10),
+        ({"device": "cpu", "timer": "wall", "threads": 1, "flags": "contended"}, 0.25),
+    ],
+)
+def test_the_threshold_follows_what_the_clock_can_vouch_for(
+    make_rows: Any, settings: dict[str, Any], threshold: float
+) -> None:
+    rows = make_rows(seed=1, points=1, rounds=None, **settings)
+    run = RunRows(source="run", rows=rows)
+    (point,) = compare(run, run, preset("default")).points
+    (latency,) = [found for found in point.judgements if found.metric == "latency"]
+    assert latency.threshold == threshold

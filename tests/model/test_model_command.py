@@ -1,0 +1,180 @@
+"""``mhaprof model`` and ``mhaprof presets`` as a user meets them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 32,
+}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Callable[..., Path]:
+    def write(**changes: Any) -> Path:
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(LLAMA | changes, indent=2))
+        return path
+
+    return write
+
+
+def test_json_has_a_row_for_each_kind_and_one_for_the_model(mhaprof: Any) -> None:
+    ran = mhaprof("model", "--preset", "gemma-2-27b", "--tokens", 8192, "--format", "json")
+    assert ran.code == 0
+    sliding, full, total = ran.rows
+    assert [row["role"] for row in ran.rows] == ["layer", "layer", "total"]
+    assert (sliding["name"], sliding["layers"], sliding["window"]) == (
+        "sliding_attention",
+        23,
+        4096,
+    )
+    assert (full["name"], full["layers"], full["window"]) == ("full_attention", 23, None)
+    assert (full["dim"], full["heads"], full["kv_heads"], full["head_dim"]) == (4608, 32, 16, 128)
+    assert full["params"] == 56623104
+    assert full["kv_bytes_per_token"] == 8192
+    assert total["layers"] == 46
+    assert total["params"] == 46 * 56623104
+    assert total["kv_bytes_per_token"] == 376832
+    assert total["macs"] == 23 * (sliding["macs"] + full["macs"])
+    assert total["kv_cache_bytes"] == 23 * (4096 + 8192) * 8192
+    assert total["kv_cache_bytes_full"] == 46 * 8192 * 8192
+
+
+def test_a_file_is_read_wherever_it_lies(mhaprof: Any, config: Callable[..., Path]) -> None:
+    path = config()
+    by_file = mhaprof("model", path, "--tokens", 64, "--batch", 2, "--format", "json")
+    by_folder = mhaprof("model", path.parent, "--tokens", 64, "--batch", 2, "--format", "json")
+    assert by_file.rows == by_folder.rows
+    assert by_file.rows[0]["batch"] == 2
+    assert by_file.rows[1]["kv_bytes_per_token"] == 131072
+
+
+def test_decode_counts_one_token_against_the_cache(
+    mhaprof: Any, config: Callable[..., Path]
+) -> None:
+    arguments = ("--tokens", 1000, "--phase", "decode", "--format", "json")
+    row, total = mhaprof("model", config(), *arguments).rows
+    assert (row["tokens"], row["kv_tokens"], row["phase"]) == (1, 1000, "decode")
+    assert row["macs"] == 41943040 + 1000 * 32 * 256
+    assert total["kv_cache_bytes"] == 1000 * 131072
+
+
+def test_what_ifs_stand_beside_the_model(mhaprof: Any, config: Callable[..., Path]) -> None:
+    path = config()
+    arguments = ("model", path, "--what-if", "kv_heads=4", "--what-if", "cache_dtype=int8")
+    ran = mhaprof(*arguments, "--format", "json")
+    totals = [row for row in ran.rows if row["role"] == "total"]
+    assert [row["what_if"] for row in totals] == [None, "kv_heads=4", "cache_dtype=int8"]
+    assert [row["kv_bytes_per_token"] for row in totals] == [131072, 65536, 65536]
+    table = mhaprof(*arguments).out
+    assert "What if" in table
+    assert "0.500" in table
+
+
+def test_a_fault_is_one_line_with_its_place_and_exit_2(
+    mhaprof: Any, config: Callable[..., Path]
+) -> None:
+    path = config(hidden_size=None)
+    ran = mhaprof("model", path)
+    assert ran.code == 2
+    assert ran.out == ""
+    said = f"mhaprof: {path}:3:3: hidden_size: is null; expected a whole number of at least 1\n"
+    assert ran.err == said
+
+
+def test_linear_attention_is_refused_unless_partial(
+    mhaprof: Any, config: Callable[..., Path]
+) -> None:
+    types = ["linear_attention"] * 24 + ["full_attention"] * 8
+    path = config(model_type="qwen3_next", head_dim=256, layer_types=types)
+    ran = mhaprof("model", path)
+    assert ran.code == 2
+    assert "layer_types: linear_attention" in ran.err
+    partial = mhaprof("model", path, "--partial", "--format", "json")
+    assert partial.code == 0
+    assert (partial.rows[-1]["layers"], partial.rows[-1]["layers_missing"]) == (8, 24)
+    assert "24 layers of linear_attention are left out" in partial.err
+
+
+def test_an_unknown_family_warns_on_standard_error_and_in_json(
+    mhaprof: Any, config: Callable[..., Path]
+) -> None:
+    ran = mhaprof("model", config(model_type="brandnew"), "--format", "json")
+    assert ran.code == 0
+    assert "model_type brandnew is not known" in ran.err
+    assert "model_type brandnew is not known" in ran.json["warnings"][0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "needs a config.json"),
+        (("--preset", "llama-3-8b", "x.json"), "give one"),
+        (("--preset", "nothing"), "`mhaprof presets` lists them"),
+        (("nowhere.json",), "nowhere.json: No such file"),
+        (("--preset", "llama-3-8b", "--phase", "later"), "--phase 'later' is not one of"),
+        (("--preset", "llama-3-8b", "--part", "left"), "--part 'left' is not one of"),
+        (("--preset", "llama-3-8b", "--cache-dtype", "int3"), "--cache-dtype 'int3'"),
+        (("--preset", "llama-3-8b", "--tokens", "0"), "tokens 0 is not a whole number"),
+        (("--preset", "llama-3-8b", "--batch", "0"), "batch 0 is not a whole number"),
+        (("--preset", "llama-3-8b", "--kv-tokens", "0"), "kv_tokens 0 is not a whole number"),
+        (("--preset", "llama-3-8b", "--what-if", "kv_heads=5"), "kv_heads must divide heads"),
+    ],
+)
+def test_a_wrong_request_costs_one_line(
+    mhaprof: Any, arguments: tuple[str, ...], said: str
+) -> None:
+    ran = mhaprof("model", *arguments)
+    assert ran.code == 2
+    assert said in ran.err
+    assert len(ran.err.splitlines()) == 1
+
+
+def test_presets_are_listed_with_the_source_of_their_facts(mhaprof: Any) -> None:
+    ran = mhaprof("presets", "--format", "json")
+    names = [row["name"] for row in ran.rows]
+    assert {"llama-3-8b", "deepseek-v3"} <= set(names)
+    assert names == sorted(names)
+    assert all("Source:" in row["note"] for row in ran.rows)
+
+
+def test_counting_a_model_imports_no_torch(fresh_mhaprof: Any) -> None:
+    ran = fresh_mhaprof("model", "--preset", "llama-3-8b", env={"PYTHONPROFILEIMPORTTIME": "1"})
+    assert ran.code == 0
+    assert "mhaprof.huggingface" in ran.err
+    assert not re.search(r"\| +torch\n", ran.err)
+
+
+def test_each_distinct_kind_of_layer_is_a_point_to_measure() -> None:
+    from mhaprof.cli.model import ModelFlags
+    from mhaprof.errors import UsageError
+
+    asked = {"model": None, "preset": "gemma-2-27b", "layer": None, "part": "text"}
+    choice = ModelFlags.collect(asked | {"partial": False})
+    points = choice.planned({"tokens": [64, 128], "batch": [2]})
+    assert [(point.name, point.spec.tokens, point.spec.batch) for point in points] == [
+        ("sliding_attention tokens=64", 64, 2),
+        ("full_attention tokens=64", 64, 2),
+        ("sliding_attention tokens=128", 128, 2),
+        ("full_attention tokens=128", 128, 2),
+    ]
+    with pytest.raises(UsageError, match="--heads is what the model's file says"):
+        choice.planned({"heads": [4]})
+    one = ModelFlags.collect(asked | {"partial": False, "layer": 1})
+    assert [point.name for point in one.planned({"tokens": [64]})] == ["full_attention"]
+    far = ModelFlags.collect(asked | {"partial": False, "layer": 46})
+    with pytest.raises(UsageError, match="no layer 46; the last one is 45"):
+        far.planned({})
+    nothing = {"model": None, "preset": None, "layer": None, "part": "text", "partial": False}
+    assert ModelFlags.collect(nothing) is None

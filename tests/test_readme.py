@@ -1,0 +1,84 @@
+"""Every command, file and program that the README shows is run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+INSTALL = "python3 -m venv .venv && .venv/bin/pip install -q torch==2.13.0 -e "
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+def commands() -> list[str]:
+    lines = [line.partition(" #")[0].strip() for block in blocks("bash") for line in block.splitlines()]
+    return [line for line in lines if line.startswith("mhaprof ")]
+
+
+def install_lines() -> list[str]:
+    lines = [line for block in blocks("bash") for line in block.splitlines()]
+    return [line for line in lines if line.startswith("python3 -m venv")]
+
+
+def test_two_lines_make_their_own_environment_and_run_the_main_job_and_the_tests() -> None:
+    assert install_lines() == [
+        f"{INSTALL}. && .venv/bin/mhaprof claim",
+        f"{INSTALL}'.[test]' && .venv/bin/pytest",
+    ]
+
+
+@pytest.mark.parametrize("line", commands())
+def test_a_command_of_the_readme_runs(
+    line: str, mhaprof: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "baselines").symlink_to(ROOT / "results" / "baselines")
+    ran = mhaprof(*shlex.split(line)[1:])
+    assert ran.code == 0, ran.err
+
+
+def test_readme_has_commands_to_run() -> None:
+    assert len(commands()) >= 10
+
+
+@pytest.mark.parametrize("program", blocks("python"))
+def test_a_program_of_the_readme_runs(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(program, "README.md", "exec"), {})
+    assert "68719476736 137438953472" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", blocks("yaml"))
+def test_a_file_of_the_readme_loads(text: str) -> None:
+    from mhaprof.config import parse_config
+
+    if text.lstrip().startswith("#") or "version: 1" in text:
+        assert parse_config(text, file="README.md").entries
+
+
+def test_the_table_of_the_readme_is_the_stored_result() -> None:
+    stored = (ROOT / "results" / "claim.md").read_text().splitlines()
+    shown = [line for line in README.splitlines() if line.startswith("| ") and "head" in line]
+    assert shown[0] == next(line for line in stored if line.startswith("| case"))
+    cases = [line for line in shown[1:] if re.match(r"\| (one full head|8 heads)", line)]
+    assert len(cases) == 3
+    assert set(cases) <= set(stored)
+
+
+def test_readme_lists_every_exit_code() -> None:
+    from mhaprof import errors
+    from mhaprof.cli.app import EXIT_INTERNAL
+
+    listed = {int(code) for code in re.findall(r"^\| (\d+) \|", README, re.MULTILINE)}
+    known = {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
+    assert listed == known | {EXIT_INTERNAL}
