@@ -41,21 +41,20 @@ _KEY = ("name", "role", "implementation", "device", "dtype", "threads", "cache",
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """One side: an interpreter, and a folder that it imports from before all others."""
+    """One side: an interpreter, and a folder that it imports from before all others.
+
+    A side with a folder also works in it: what lies in the caller's working directory
+    would else be imported by both sides.
+    """
 
     name: SideName
     python: str
     path: str | None = None
 
     def command(self, config: Path, arguments: Sequence[str], samples_out: Path) -> list[str]:
-        """Return the command line of one round: the one place where it is made.
-
-        With a path of its own, the side does not import from the working directory:
-        both sides would else find the same checkout there.
-        """
-        safe_path = ["-P"] if self.path else []
+        """Return the command line of one round: the one place where it is made."""
         return [
-            *(self.python, *safe_path, "-m", "mhaprof", "latency", str(config)),
+            *(self.python, "-m", "mhaprof", "latency", str(config.resolve())),
             *("--format", "json", "--no-compare", "--samples-out", str(samples_out)),
             *arguments,
         ]
@@ -121,6 +120,7 @@ def launch(plan: Plan, side: Side, number: int) -> Round:
                 capture_output=True,
                 text=True,
                 env=side.environment(os.environ),
+                cwd=side.path,
                 check=False,
             )
         except OSError as error:

@@ -100,12 +100,14 @@ def parse_config(
     flags = _axes(overrides or {})
     tree, faults = _mapping(text, file)
     checked = check(ConfigFile, tree, file=file, synonyms=SYNONYMS, elsewhere=ELSEWHERE)
+    if _is_newer(tree):
+        raise ConfigError([fault for fault in checked.faults if fault.key == "version"])
     faults += checked.faults
     # The sound part is planned all the same: faults that only planning finds are told too.
     sound = tree if checked.value else _without(tree, checked.places)
     written = checked.value or check(ConfigFile, sound, file=file).value
-    if written is None or _is_newer(tree) or ("defaults",) in {p[:1] for p in checked.places}:
-        raise ConfigError(faults)
+    if written is None or ("defaults",) in {place[:1] for place in checked.places}:
+        raise ConfigError(distinct(faults))
     planning = FaultList(file=file, tree=sound)
     groups = Sections(
         written=written,

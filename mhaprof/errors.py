@@ -73,7 +73,9 @@ class LocatedFault:
     message: str
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}:{self.column}: {self.key}: {self.message}"
+        text = f"{self.file}:{self.line}:{self.column}: {self.key}: {self.message}"
+        # Files come from strangers: no line break or terminal escape of theirs is printed.
+        return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 class ConfigError(UsageError):

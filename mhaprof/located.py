@@ -193,9 +193,8 @@ def shown(value: object) -> str:
 
 
 def shortened(key: str) -> str:
-    """Show a key in a message: short, on one line."""
-    text = key if key.isprintable() else repr(key)
-    return text if len(text) <= 40 else text[:37] + "..."
+    """Show a key in a message: short."""
+    return key if len(key) <= 40 else key[:37] + "..."
 
 
 def model_at(model: type[BaseModel], loc: Sequence[int | str]) -> type[BaseModel] | None:

@@ -47,11 +47,15 @@ def ab(
     ] = None,
     base_path: Annotated[
         Path | None,
-        typer.Option(help="folder that the base imports from first", rich_help_panel=PANEL),
+        typer.Option(
+            help="folder that the base works in and imports from first", rich_help_panel=PANEL
+        ),
     ] = None,
     new_path: Annotated[
         Path | None,
-        typer.Option(help="folder that the candidate imports from first", rich_help_panel=PANEL),
+        typer.Option(
+            help="folder that the candidate works in and imports from first", rich_help_panel=PANEL
+        ),
     ] = None,
     rounds: Annotated[
         int, typer.Option(min=1, help="fresh processes a side", metavar="N")

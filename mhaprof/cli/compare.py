@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from mhaprof.cli.options import option, takes
-from mhaprof.cli.output import Output, OutputFlags
+from mhaprof.cli.output import Output, OutputFlags, say
 from mhaprof.compare import CONDITIONS, PRESETS, Comparison, Policy, RunRows, load_policy
 from mhaprof.compare import compare as compare_runs
 from mhaprof.errors import EXIT_OK
@@ -31,7 +31,15 @@ class Judging:
 
     def judge(self, base: RunRows, new: RunRows) -> Comparison:
         """Compare two runs; raises NotComparable naming what differs."""
-        return compare_runs(base, new, self.policy, allow_env_mismatch=self.allow_env_mismatch)
+        allowed = self.allow_env_mismatch
+        comparison = compare_runs(base, new, self.policy, allow_env_mismatch=allowed)
+        names = [(point.name, point.implementation) for point in comparison.points]
+        for rule in self.policy.unused_rules(names):
+            say(
+                f"policy: no point matches name {rule.name!r}, implementation "
+                f"{rule.implementation!r}"
+            )
+        return comparison
 
 
 class _JudgingFlags:

@@ -25,6 +25,7 @@ COUNTS_ONLY = "counts"
 DIGITS = 6
 """Significant digits of seconds: far below any threshold, and no noise in a diff."""
 
+_VERSIONS = ("torch", "driver")
 _MACHINE = ("torch", "fvcore", "python")
 _TIMES = (
     "latency_median_s",
@@ -39,7 +40,7 @@ _COLUMNS = (
     *SPEC_COLUMNS,
     *SETTING_COLUMNS,
     "device_name",
-    "driver",
+    *_VERSIONS,
     *BASELINE_COLUMNS,
     *_TIMES,
     "peak_bytes",
@@ -81,12 +82,24 @@ def slug(text: str) -> str:
 
 
 def _document(rows: Sequence[Row], environment: Environment | None, *, device: str) -> str:
+    """Return the file of one device; ``columns`` names what is null where a row lacks it."""
+    measured = device != COUNTS_ONLY
+    columns = _columns(rows, measured=measured)
     document: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "kind": KIND}
-    kept = _environment(environment, machine=device != COUNTS_ONLY)
+    kept = _environment(environment, machine=measured)
     if kept is not None:
         document["environment"] = kept
-    document["rows"] = sorted((_small(row) for row in rows), key=_order)
+    document["columns"] = " ".join(columns)
+    document["rows"] = sorted((_small(row, columns) for row in rows), key=_order)
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
+
+
+def _columns(rows: Sequence[Row], *, measured: bool) -> list[str]:
+    """Return the columns to keep of those that the run has, in a fixed order."""
+    present = dict.fromkeys(name for row in rows for name in row)
+    stages = [name for name in present if name.startswith("macs_") and name not in _COLUMNS]
+    dropped = () if measured else _VERSIONS
+    return [name for name in (*_COLUMNS, *stages) if name in present and name not in dropped]
 
 
 def _environment(environment: Environment | None, *, machine: bool) -> dict[str, Any] | None:
@@ -105,14 +118,12 @@ def _environment(environment: Environment | None, *, machine: bool) -> dict[str,
     return {"software": software, "hardware": hardware, "state": {}}
 
 
-def _small(row: Row) -> dict[str, Any]:
+def _small(row: Row, columns: Sequence[str]) -> dict[str, Any]:
     """Keep what identifies the point and what is judged; leave out what there is not."""
-    stages = [name for name in row if name.startswith("macs_") and name not in _COLUMNS]
-    return {
-        name: _rounded(row[name])
-        for name in (*_COLUMNS, *stages)
-        if row.get(name) is not None and row[name] != ""
-    }
+    kept = {name: _rounded(row[name]) for name in columns if row.get(name) not in (None, "")}
+    if kept.get("status") == "ok":
+        kept.pop("reason", None)
+    return kept
 
 
 def _rounded(value: Any) -> Any:

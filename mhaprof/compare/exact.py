@@ -38,9 +38,9 @@ def judge_exact(
     """Compare a deterministic metric and its parts; name the parts that differ."""
     parts = [column for column in columns[1:] if column in base and column in new]
     if metric == "macs":
-        parts += [column for column in _stage_columns(base) if column in new]
+        parts += _stages(base, new)
     before, after = base.get(metric), new.get(metric)
-    changed = [column for column in parts if (base[column] or 0) != (new[column] or 0)]
+    changed = [column for column in parts if (base.get(column) or 0) != (new.get(column) or 0)]
     same = before == after and not changed
     shrunk = (
         _is_count(before)
@@ -50,7 +50,9 @@ def judge_exact(
     )
     tolerated = rule.change == "increase" and shrunk
     verdict: Verdict = "unchanged" if same else "improved" if tolerated else "regressed"
-    details = ", ".join(_part_change(column, base[column], new[column]) for column in changed)
+    details = ", ".join(
+        _part_change(column, base.get(column), new.get(column)) for column in changed
+    )
     message = f"{metric} {before}" if same else f"{metric} {_change(before, after)}"
     ratio = after / before if _is_count(before) and _is_count(after) and before else None
     return Judgement(
@@ -65,8 +67,13 @@ def judge_exact(
     )
 
 
-def _stage_columns(row: Row) -> list[str]:
-    return [name for name in row if name.startswith("macs_") and name != "macs_exact"]
+def _stages(base: Row, new: Row) -> list[str]:
+    """Return the columns of all stages, where both sides have a breakdown."""
+    sides = [
+        [name for name in row if name.startswith("macs_") and name != "macs_exact"]
+        for row in (base, new)
+    ]
+    return list(dict.fromkeys([*sides[0], *sides[1]])) if all(sides) else []
 
 
 def _is_count(value: Any) -> TypeGuard[int]:
@@ -75,9 +82,8 @@ def _is_count(value: Any) -> TypeGuard[int]:
 
 def _grown(columns: Sequence[str], base: Row, new: Row) -> bool:
     """Say whether a part became larger, or is no number that could become smaller."""
-    return any(
-        not _is_count(base[name] or 0) or (new[name] or 0) > (base[name] or 0) for name in columns
-    )
+    pairs = [(base.get(name) or 0, new.get(name) or 0) for name in columns]
+    return any(not _is_count(before) or after > before for before, after in pairs)
 
 
 def _change(before: Any, after: Any) -> str:

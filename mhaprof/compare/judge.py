@@ -168,7 +168,7 @@ def _metrics(base: Row, new: Row, rules: Metrics, latency: Judgement | None) -> 
     for metric, columns in EXACT_METRICS.items():
         rule: ExactRule = getattr(rules, metric)
         if metric == "uncounted_ops":
-            comparable = metric in base and metric in new
+            comparable = metric in base and metric in new and both_ok
         else:
             comparable = base.get(metric) is not None and new.get(metric) is not None
         if comparable:

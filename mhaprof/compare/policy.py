@@ -6,7 +6,7 @@ that it ``extends``.  The presets are data here, so that an installed mhaprof ha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal
 
@@ -143,6 +143,11 @@ class Policy(Rules):
     metrics: Metrics
     status: Statuses
     points: tuple[PointRules, ...] = ()
+
+    def unused_rules(self, points: Iterable[tuple[str, str]]) -> list[PointRules]:
+        """Return the point rules that match none of these (name, implementation) pairs."""
+        known = list(points)
+        return [rule for rule in self.points if not any(rule.matches(*point) for point in known)]
 
     def rules_for(self, name: str, implementation: str) -> Metrics:
         """Return the rules of one point: the general ones, overlaid by each match."""

@@ -98,7 +98,24 @@ def _no_block_mask(query: Any, key: Any) -> Any:
     )
 
 
-class FusedAttention(TorchFunctionMode):
+_STOCK_ATTENTION = functional.scaled_dot_product_attention
+
+
+@contextmanager
+def fused_attention() -> Iterator[None]:
+    """Let scaled_dot_product_attention be the fused operator, however it is reached.
+
+    torch's own functions call it under their module's name, below the function mode.
+    """
+
+    def attention(*args: Any, **kwargs: Any) -> Any:
+        return (_fused if _fused_allowed() else _STOCK_ATTENTION)(*args, **kwargs)
+
+    with _FusedAttention(), _replaced(functional, {"scaled_dot_product_attention": attention}):
+        yield
+
+
+class _FusedAttention(TorchFunctionMode):
     """Send scaled_dot_product_attention to the fused operator, whose backward recomputes.
 
     On meta tensors torch takes the unfused path.  Masks and dropout multiply nothing
@@ -110,7 +127,7 @@ class FusedAttention(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is functional.scaled_dot_product_attention and _fused_allowed():
+        if func is _STOCK_ATTENTION and _fused_allowed():
             return _fused(*args, **kwargs)
         return func(*args, **kwargs)
 

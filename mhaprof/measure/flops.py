@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from mhaprof.errors import UsageError
-from mhaprof.measure.counting_context import FusedAttention, counting
+from mhaprof.measure.counting_context import counting, fused_attention
 from mhaprof.measure.fvcore_counter import FvcoreCount, count_with_fvcore
 from mhaprof.measure.meta_answers import DataDependent
 from mhaprof.measure.meta_copy import MetaCopy, copy_to_meta, inputs_to_meta
@@ -134,7 +134,7 @@ def _backward(call: ModuleCall) -> TorchCount:
         UsageError: autograd cannot go back through the module on meta tensors.
     """
     try:
-        with MetaMode(), torch.enable_grad(), FusedAttention():
+        with MetaMode(), torch.enable_grad(), fused_attention():
             # Clones, since a module may write into its inputs, which leaves refuse.
             tensors = tuple(
                 tensor.detach().requires_grad_().clone() if tensor.is_floating_point() else tensor

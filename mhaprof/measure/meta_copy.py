@@ -50,7 +50,6 @@ def copy_to_meta(module: nn.Module) -> MetaCopy:
     Raises:
         UsageError: the module holds something that cannot be copied (a lock, a stream).
     """
-    module = _uncompiled(module)
     memo: dict[int, Any] = {}
     kept: list[tuple[OrderedDict[int, Any], OrderedDict[int, Any]]] = []
     skipped: list[str] = []

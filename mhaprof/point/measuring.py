@@ -68,10 +68,12 @@ def _measure_on_device(
     counted: Measured,
 ) -> Outcome:
     from mhaprof import attention
+    from mhaprof.measure.devices import resolve_device
 
     settings = point.settings
     if settings.device is None or settings.dtype is None:
         raise UsageError(f"point {point.name} has no device and dtype to be timed with")
+    resolve_device(settings.device)
     implementation = attention.get(point.implementation, allow_import=options.allow_import)
     memory = predict_memory(point, implementation)
     if isinstance(memory, Skipped):

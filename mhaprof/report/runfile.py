@@ -10,7 +10,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +106,15 @@ def _from_json(text: str, path: Path) -> tuple[list[Row], Environment | None]:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise UsageError(f"{path}: {place}: {first['msg']}") from error
-    rows = document["rows"]
-    return (list(rows) if isinstance(rows, list) else [rows]), environment
+    return _rows_of(document), environment
+
+
+def _rows_of(document: Mapping[str, Any]) -> list[Row]:
+    """Return the rows of a document; a baseline's rows leave out what is null."""
+    rows, columns = document["rows"], str(document.get("columns", "")).split()
+    if not isinstance(rows, list):
+        return [rows]
+    return [dict.fromkeys(columns) | row if isinstance(row, dict) else row for row in rows]
 
 
 def _with_samples(result: Result) -> Row:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 
+from mhaprof.records import Measured, Result
 from mhaprof.runners.base import MEASURER, Admit, Done, Task, describe, measurer_of
 
 
@@ -24,4 +25,15 @@ class InlineRunner:
             if task.device not in admitted:
                 admit("inline", task.device, describe(task.device))
                 admitted.add(task.device)
-            yield [Done(task=task, result=self._measurer(task), lane="inline")]
+            result = self._measurer(task)
+            if _was_interrupted(result):
+                raise KeyboardInterrupt
+            yield [Done(task=task, result=result, lane="inline")]
+
+
+def _was_interrupted(result: Result) -> bool:
+    """Say whether Ctrl-C cut the samples short: such a point is measured again."""
+    outcome = result.outcome
+    return isinstance(outcome, Measured) and any(
+        finding.code == "interrupted" for finding in outcome.findings
+    )

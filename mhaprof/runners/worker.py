@@ -10,7 +10,7 @@ from collections.abc import Generator, Sequence
 
 from mhaprof.errors import Unavailable
 from mhaprof.records import Failed
-from mhaprof.runners.base import MEASURER, Admit, Done, Task, failed_result
+from mhaprof.runners.base import COUNTING, MEASURER, Admit, Done, Task, failed_result
 from mhaprof.runners.messages import Answer, Hello, understood
 from mhaprof.runners.process import Lane, WorkerProcess
 
@@ -83,13 +83,10 @@ class WorkerPool:
         return bool(self._waiting) or any(worker.task is not None for worker in self._workers)
 
     def add(self, tasks: Sequence[Task]) -> None:
-        """Queue tasks; idle workers begin."""
+        """Queue tasks, and start the workers that they need."""
         served = {device for lane in self._lanes for device in lane.serves}
         assert {task.device for task in tasks} <= served, "a task that no lane can do"
         self._waiting.add(tasks)
-        for worker in self._workers:
-            if worker.ready and worker.task is None:
-                self._next(worker)
         started = {worker.lane.name for worker in self._workers}
         for lane in self._lanes:
             if lane.name not in started and self._waiting.has_for(lane):
@@ -101,7 +98,15 @@ class WorkerPool:
             self._start(lane)
 
     def step(self) -> list[Done]:
-        """Wait a moment for workers; return the tasks that ended, in whatever way."""
+        """Give idle workers tasks, and wait a moment; return the tasks that ended.
+
+        A device gets its next task in the next step: when the results of this one are
+        stored, so that no more than one task of a device is lost when the driver dies,
+        and nothing is written while it is timed.
+        """
+        for worker in self._workers:
+            if worker.ready and worker.task is None:
+                self._next(worker)
         heard = self._heard()
         silent = [worker for worker in self._workers if worker not in heard]
         landed = [done for worker in heard for done in self._serve(worker)]
@@ -143,11 +148,11 @@ class WorkerPool:
             answer = understood(Answer, message)
             task = worker.task
             assert task is not None
+            worker.task = None
             if answer.device_lost:
-                worker.task = None
                 self._replace(worker, None)
-            else:
-                # The next task starts before this one is stored: no worker waits for a disk.
+            elif task.device == COUNTING:
+                # Counts are cheap: rather count one again than let a core wait for a disk.
                 self._next(worker)
             landed.append(Done(task=task, result=answer.result, lane=worker.lane.name))
         return landed

@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 from mhaprof.errors import MhaprofError, Unavailable, UsageError
 from mhaprof.store.schema import STEPS, check, migrate
@@ -68,7 +69,7 @@ def connect_to_read(path: Path) -> sqlite3.Connection:
         raise UsageError(f"{path}: there is no such result file")
     with worded(path):
         # Read-write, so that a transaction cut off by a kill can be rolled back.
-        uri = f"{path.resolve().as_uri()}?mode=rw"
+        uri = f"file:{quote(str(path))}?mode=rw"
         connection = sqlite3.connect(uri, uri=True, timeout=WAIT_S, isolation_level=None)
         version = check(connection, name=str(path))
         if version == 0:

@@ -250,6 +250,19 @@ def test_modules_are_planned_where_imports_are_allowed() -> None:
     assert (top.name, top.module and top.module.inputs, top.line) == ("x:Y", ("4",), 3)
 
 
+def test_implementations_are_named_once_and_equal_inputs_are_all_inputs() -> None:
+    text = (
+        "points: [{implementations: [eager, sdpa, eager]}, "
+        "{module: a:B, inputs: [2x3, 2x3]}]\nmeasure: [latency, flops, latency]"
+    )
+    config = planned(text, allow_import=True)
+    point, module = config.entries
+    assert point.implementations == ("eager", "sdpa")
+    assert module.module is not None
+    assert module.module.inputs == ("2x3", "2x3")
+    assert config.measure == ("latency", "flops")
+
+
 def test_models_are_carried_with_their_place_and_fields() -> None:
     text = (
         "defaults: {batch: 1}\nmodel: models/config.json\nsweep: {tokens: [8, 16]}\n"

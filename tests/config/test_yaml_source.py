@@ -167,7 +167,7 @@ def refused(path: Path) -> str:
 def test_files_that_cannot_be_read_are_one_line(tmp_path: Path) -> None:
     assert refused(tmp_path / "none.yaml") == ":1:1: file: there is no such file"
     assert refused(tmp_path) == ":1:1: file: this is a directory; expected a YAML file"
-    assert refused(Path("a\0b")).startswith(":1:1: file: cannot be read")
+    assert ":1:1: file: cannot be read" in refused(Path("a\0b"))
     latin = tmp_path / "latin.yaml"
     latin.write_bytes(b"a: 1\nb: \xe9\n")
     assert refused(latin) == ":2:4: file: byte 0xe9 is not UTF-8; save the file as UTF-8"

@@ -54,7 +54,7 @@ def make_rows() -> MakeRows:
     def make(
         *,
         seed: int,
-        points: int = 50,
+        points: int = 10,
         rounds: int | None = 5,
         noise: float = 0.01,
         slower: dict[int, float] | None = None,

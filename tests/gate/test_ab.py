@@ -266,15 +266,40 @@ def test_another_torch_is_the_treatment_and_another_device_is_refused(
         on("device", {"torch": "2.12", "device_name": "another cpu"})
 
 
-def test_a_side_with_a_path_imports_from_there_and_not_from_the_working_directory() -> None:
+def test_each_side_imports_its_own_checkout_though_the_working_directory_has_one_too(
+    make_plan: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mhaprof.ab import launch
+
+    for name in ("here", "old", "new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "checkout.py").write_text(f"NAME = {name!r}\n")
+    monkeypatch.chdir(tmp_path / "here")
+    script = (
+        "import json, os, sys; sys.path.insert(0, os.getcwd()); import checkout; "
+        "row = dict(name=checkout.NAME, implementation='e', status='ok'); "
+        "print(json.dumps(dict(rows=[row])))"
+    )
+    python = fake_python(tmp_path / "py", f'exec {sys.executable} -c "{script}"')
+    for name in ("old", "new"):
+        side = Side(name="new", python=python, path=str(tmp_path / name))
+        assert launch(make_plan(), side, 1).rows[0]["name"] == name
+    assert launch(make_plan(), Side(name="base", python=python), 1).rows[0]["name"] == "here"
+
+
+def test_the_folder_of_a_side_comes_first_on_the_python_path() -> None:
     side = Side(name="new", python="py", path="/checkout")
-    command = side.command(Path("c.yaml"), ["--threads", "1"], Path("s.json"))
-    assert command[:6] == ["py", "-P", "-m", "mhaprof", "latency", "c.yaml"]
-    assert command[-2:] == ["--threads", "1"]
     assert side.environment({"PYTHONPATH": "/old"})["PYTHONPATH"] == "/checkout:/old"
-    plain = Side(name="base", python="py")
-    assert plain.command(Path("c.yaml"), [], Path("s.json"))[:2] == ["py", "-m"]
-    assert plain.environment({}) == {}
+    assert Side(name="base", python="py").environment({}) == {}
+
+
+def test_flags_go_to_every_round_as_they_were_given(tmp_path: Path) -> None:
+    command = Side(name="base", python="py").command(
+        tmp_path / "c.yaml", ["--threads", "1"], Path("s.json")
+    )
+    assert command[:4] == ["py", "-m", "mhaprof", "latency"]
+    assert command[4] == str(tmp_path / "c.yaml")
+    assert command[-2:] == ["--threads", "1"]
 
 
 FAKE_PYTHON = """#!/bin/sh

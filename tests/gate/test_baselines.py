@@ -90,5 +90,33 @@ def test_a_failed_point_is_no_baseline(
     rows[3].update(status="failed", reason="error")
     ran = update(mhaprof, write_run("run.json", rows), tmp_path / "baselines")
     assert ran.code == 2
-    assert "1 of 50 points failed (p03)" in ran.err
+    assert "1 of 10 points failed (p03)" in ran.err
     assert not (tmp_path / "baselines").exists()
+
+
+def test_what_a_baseline_leaves_out_is_still_compared(
+    mhaprof: Any, write_run: Any, make_rows: Any, tmp_path: Path
+) -> None:
+    unset = {"window": None, "uncounted_ops": None, "macs_gate_proj": None}
+    rows = make_rows(seed=1, **unset)
+    update(mhaprof, write_run("run.json", rows), tmp_path, "--name", "n")
+    path = tmp_path / "nvidia-h200" / "n.json"
+    assert not set(unset) & set(json.loads(path.read_text())["rows"][0])
+    for change, reason in (
+        ({"window": 64}, "definition_changed"),
+        ({"uncounted_ops": "aten.foo"}, "exact_changed"),
+        ({"macs_gate_proj": 1, "macs": 4004}, "exact_changed"),
+    ):
+        changed = [row | change if row["name"] == "p03" else row for row in rows]
+        ran = mhaprof("gate", path, write_run("new.json", changed), "--format", "json")
+        assert ran.code == 1
+        assert ran.rows[0]["reason"] == reason
+    assert ran.rows[0]["message"] == "macs 4003 -> 4004 (+1): gate_proj +1"
+
+
+def test_why_an_ok_row_deserves_a_look_is_no_part_of_a_baseline(
+    mhaprof: Any, write_run: Any, make_rows: Any, tmp_path: Path
+) -> None:
+    rows = make_rows(seed=1, reason="contended")
+    update(mhaprof, write_run("run.json", rows), tmp_path, "--name", "n")
+    assert '"reason"' not in (tmp_path / "nvidia-h200" / "n.json").read_text()

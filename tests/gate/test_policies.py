@@ -55,7 +55,7 @@ points:
 
 def test_point_rules_decide_what_blocks(mhaprof: Any, write_run: Any, make_rows: Any) -> None:
     base = write_run("base.json", make_rows(seed=1))
-    new = write_run("new.json", make_rows(seed=2, slower={7: 1.06, 20: 1.2}))
+    new = write_run("new.json", make_rows(seed=2, slower={7: 1.06, 9: 1.2}))
     folder = base.parent
 
     def gate(rules: str) -> int:
@@ -64,7 +64,16 @@ def test_point_rules_decide_what_blocks(mhaprof: Any, write_run: Any, make_rows:
 
     warn7 = "{name: p07, metrics: {latency: {gate: warn}}}"
     assert gate(warn7) == 1
-    assert gate(warn7 + ', {name: "p2?", metrics: {latency: {threshold: 0.3}}}') == 0
+    assert gate(warn7 + ', {name: "*9", metrics: {latency: {threshold: 0.3}}}') == 0
+
+
+def test_a_pattern_that_matches_nothing_is_pointed_out(
+    mhaprof: Any, write_run: Any, make_rows: Any, tmp_path: Path
+) -> None:
+    run = write_run("run.json", make_rows(seed=1))
+    policy = tmp_path / "g.yaml"
+    policy.write_text("version: 1\npoints: [{name: q*, metrics: {latency: {gate: warn}}}]\n")
+    assert "no point matches name 'q*'" in mhaprof("gate", run, run, "--policy", policy).err
 
 
 @pytest.mark.parametrize(

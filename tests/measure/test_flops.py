@@ -445,8 +445,18 @@ def test_a_compiled_module_is_counted_as_written():
     assert count.by_module["q_proj"] == 2 * 10 * 64 * 64
 
 
-def test_a_compiled_function_is_counted_by_torch():
-    count = count_module(Calls(torch.compile(lambda a: a @ a)), [torch.randn(3, 3)])
+def test_a_compiled_function_is_counted_by_torch_and_compiles_nothing():
+    compiled = []
+
+    def backend(graph, inputs):
+        compiled.append(graph)
+        return graph.forward
+
+    function = torch.compile(lambda a: a @ a, backend=backend)
+    count = count_module(Calls(function), [torch.randn(3, 3)])
+    assert compiled == []
+    function(torch.randn(3, 3))
+    assert len(compiled) == 1
     assert (count.macs, count.fvcore_macs) == (27, None)
     assert [(f.code, f.blocking) for f in count.findings] == [("fvcore_cannot_trace", False)]
 
@@ -578,6 +588,16 @@ def test_backward_of_grouped_and_masked_attention_of_any_rank():
     assert backward(q, k, v, enable_gqa=True) == 3 * scores + 2 * context
     assert backward(q, q, q, attn_mask=torch.zeros(8, 8), dropout_p=0.1) == 5 * scores
     assert backward(q[0], q[0], q[0]) == 5 * scores // 2
+
+
+def test_backward_of_multihead_attention_reaches_the_fused_kernel_too():
+    x = torch.randn(2, 8, 16)
+    module = nn.MultiheadAttention(16, 2, batch_first=True)
+    scores = 2 * 8 * 8 * 16
+    for need_weights, again in ((True, 0), (False, 1)):
+        options = {"need_weights": need_weights}
+        count = count_module(module, [x, x, x], kwargs=options, backward=True)
+        assert count.backward_macs == 2 * count.macs + again * scores
 
 
 def test_backward_where_only_the_math_kernel_is_allowed():

@@ -145,6 +145,8 @@ def test_the_checked_part_is_the_last_rows_of_the_last_sequence(fields: dict[str
     part = checked_part(spec, score_bytes=4 * 8 * spec.heads * spec.kv_tokens * 8)
     assert part.spec.batch == 1
     assert part.spec.tokens < spec.tokens
+    # Its keys come from a second input: as many queries as keys would say otherwise.
+    assert part.spec.is_cross
     generator = torch.Generator().manual_seed(1)
     tensors = [torch.randn(3, spec.tokens, 32, generator=generator, dtype=torch.float64)]
     if spec.is_cross:

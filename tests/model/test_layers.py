@@ -241,3 +241,29 @@ def test_an_unknown_model_type_works_and_says_what_was_assumed() -> None:
 def test_an_unknown_family_with_a_key_of_its_own_is_refused_by_that_key(key: str) -> None:
     with pytest.raises(UsageError, match=key):
         layers_of(LLAMA | {"model_type": "brandnew", key: 2})
+
+
+def test_a_window_that_counts_both_sides_reaches_half_of_it_to_each() -> None:
+    config = LLAMA | {
+        "model_type": "modernbert",
+        "local_attention": 8,
+        "global_attn_every_n_layers": 2,
+    }
+    full, sliding = layers_of(config, tokens=32).kinds
+    assert (full.indices, sliding.indices) == ((0, 2), (1, 3))
+    visible = sum(abs(i - j) <= 4 for i in range(32) for j in range(32))
+    assert formulas.exact_pairs(sliding.spec) == visible
+    assert formulas.exact_pairs(full.spec) == 32 * 32
+
+
+def test_a_gemma_that_looks_both_ways_has_no_causal_mask_and_no_decode() -> None:
+    config = LLAMA | {
+        "model_type": "gemma3_text",
+        "head_dim": 16,
+        "sliding_window": 8,
+        "use_bidirectional_attention": True,
+    }
+    spec = layers_of(config, tokens=32).kinds[0].spec
+    assert (spec.causal, spec.window) == ("none", 5)
+    with pytest.raises(UsageError, match="no phase decode"):
+        layers_of(config, phase="decode")

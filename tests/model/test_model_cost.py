@@ -61,6 +61,14 @@ def test_a_window_caps_the_cache_and_not_what_one_token_adds() -> None:
     assert total.kv_cache_bytes == 2 * (4096 + 128) * 73728 // 2
 
 
+def test_tokens_of_another_sequence_are_cached_and_not_added_by_each_token() -> None:
+    cost = cost_of(preset_plan("t5-11b", tokens=64, kv_tokens=10))
+    each = 2 * 128 * 128 * 2
+    assert [kind.kv_bytes_per_token for kind in cost.kinds] == [0, each, each]
+    assert cost.total.kv_bytes_per_token == 24 * each
+    assert cost.total.kv_cache_bytes == 24 * each * (64 + 10)
+
+
 def test_a_chunk_caps_the_cache() -> None:
     chunked = cost_of(layers_of(CHUNKED, tokens=64)).kinds[0]
     assert chunked.kv_cache_bytes_full == 64 * chunked.kv_bytes_per_token

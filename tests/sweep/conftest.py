@@ -79,7 +79,12 @@ def workers() -> Callable[..., WorkerRunner]:
         **environment: str,
     ) -> WorkerRunner:
         lanes = [
-            Lane(name=device, serves=(device,), environment=worker_environment(**environment))
+            Lane(
+                name=device,
+                serves=(device,),
+                local_device="cpu",
+                environment=worker_environment(**environment),
+            )
             for device in devices
         ]
         return WorkerRunner(lanes, timeout_s=timeout_s, measurer=f"fake_measurers:{measurer}")

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from mhaprof.errors import Unavailable
 from mhaprof.point import guarded
-from mhaprof.records import Latency, Measured, Result
-from mhaprof.runners.base import Task
+from mhaprof.records import Finding, Latency, Measured, Result
+from mhaprof.runners.base import Task, measure
 
 BROKEN = 3
 """The heads of the point that breaks."""
@@ -140,3 +140,32 @@ def leaves_a_child(task: Task) -> Result:
         time.sleep(3600)
     Path(os.environ["JOURNAL"]).write_text(str(pid))
     return hangs(task)
+
+
+def eats_memory(task: Task) -> Result:
+    """Join a memory cgroup and touch more than it allows, at the broken point."""
+    if task.point.spec.heads == BROKEN:
+        Path(os.environ["GROUP"], "cgroup.procs").write_text(str(os.getpid()))
+        kept = [bytearray(os.urandom(2**20)) for _ in range(1024)]
+        raise AssertionError(f"{len(kept)} MiB fitted")
+    return quick(task)
+
+
+def interrupted(task: Task) -> Result:
+    """Return fewer samples at the broken point, as after Ctrl-C."""
+    result = quick(task)
+    if task.point.spec.heads != BROKEN:
+        return result
+    cut = Finding(code="interrupted", message="interrupted: fewer samples than asked for")
+    return result.model_copy(update={"outcome": Measured(findings=[cut])})
+
+
+def real(task: Task) -> Result:
+    """Measure for real; note how long that took, without the import of torch."""
+    import torch  # noqa: F401
+
+    start = time.perf_counter()
+    result = measure(task)
+    with Path(os.environ["JOURNAL"]).open("a") as file:
+        file.write(f"{time.perf_counter() - start}\n")
+    return result

@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -251,7 +252,7 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
 
 
 IN_READ_ONLY_FOLDER = """
-import os, sys
+import fcntl, os, sys
 from pathlib import Path
 from mhaprof.errors import UsageError
 from mhaprof.store import Store
@@ -269,8 +270,18 @@ with Reader(Path("a.sqlite")) as reader:
 """
 
 
-def test_a_read_only_folder_can_be_read_but_not_written(tmp_path: Path, planned: Planner) -> None:
-    folder = tmp_path / "locked"
+@pytest.fixture
+def public_folder() -> Iterator[Path]:
+    """Make a folder that every user may enter: pytest's own are private."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def test_a_read_only_folder_can_be_read_but_not_written(
+    public_folder: Path, planned: Planner
+) -> None:
+    folder = public_folder / "locked"
     with Store(folder / "a.sqlite") as store:
         store.commit([counted(entry) for entry in planned(2, device=None)])
     folder.chmod(0o555)

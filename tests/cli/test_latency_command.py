@@ -1,0 +1,243 @@
+"""``mhaprof latency``: rows, refusals, interruption, comparison."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mhaprof.measure import sampling
+from mhaprof.report.times import comparison_notes
+
+SMALL = ("--batch", 1, "--tokens", 32, "--dim", 32, "--heads", 4, "--device", "cpu")
+QUICK = ("--threads", 1, "--samples", 5, "--max-time", 1, "--min-time", 0.001)
+
+CONTRACT = (
+    "device dtype threads timer latency_median_s latency_ci_low_s latency_ci_high_s "
+    "latency_min_s samples converged tflops_per_s resolved_backend cache predicted_peak_bytes "
+    "peak_bytes flags first_call_s max_error tolerance bound attained_fraction"
+).split()
+
+
+@pytest.fixture(scope="module")
+def timed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Measure eager and sdpa once for the tests that read rows."""
+    from mhaprof.cli.app import run
+
+    folder = tmp_path_factory.mktemp("timed")
+    arguments = [*SMALL, *QUICK, "--peak-tflops", 1000, "--peak-gbps", 100000]
+    code = run(
+        ["latency", *map(str, arguments), "--format", "json", "-o", str(folder / "rows.json"),
+         "--samples-out", str(folder / "samples.json")]
+    )  # fmt: skip
+    assert code == 0
+    document: dict[str, Any] = json.loads((folder / "rows.json").read_text())
+    document["raw"] = json.loads((folder / "samples.json").read_text())["rows"]
+    return document
+
+
+def test_rows_have_the_columns_of_the_contract(timed: dict[str, Any]) -> None:
+    assert [row["implementation"] for row in timed["rows"]] == ["eager", "sdpa"]
+    for row in timed["rows"]:
+        assert [key for key in CONTRACT if key not in row] == []
+        assert (row["status"], row["device"], row["dtype"], row["threads"]) == (
+            "ok", "cpu", "float32", 1,
+        )  # fmt: skip
+        assert (row["timer"], row["cache"], row["mode"]) == ("wall", "hot", "forward")
+        assert row["latency_min_s"] <= row["latency_median_s"] <= row["latency_p95_s"]
+        assert row["samples"] == 5
+        assert row["max_error"] <= row["tolerance"]
+        assert row["tflops_per_s"] == pytest.approx(
+            row["flops"] / row["latency_median_s"] / 1e12
+        )
+
+
+def test_the_backend_that_ran_is_named(timed: dict[str, Any]) -> None:
+    assert [row["resolved_backend"] for row in timed["rows"]] == [None, "flash"]
+
+
+def test_the_roofline_uses_the_peaks_that_were_given(timed: dict[str, Any]) -> None:
+    for row in timed["rows"]:
+        assert (row["peak_tflops"], row["peak_gbps"]) == (1000, 100000)
+        least_s = max(row["flops"] / 1e15, row["flops"] / row["arithmetic_intensity"] / 1e14)
+        assert row["attained_fraction"] == pytest.approx(least_s / row["latency_median_s"])
+        assert row["bound"] in ("compute", "memory")
+
+
+def test_the_environment_is_in_the_document(timed: dict[str, Any]) -> None:
+    for key in ("environment", "environment_after"):
+        assert timed[key]["software"]["torch"].startswith("2.")
+        assert timed[key]["hardware"]["cpu_model"]
+
+
+def test_raw_samples_are_kept(timed: dict[str, Any]) -> None:
+    for raw, row in zip(timed["raw"], timed["rows"], strict=True):
+        assert len(raw["samples_s"]) == 5
+        assert sorted(raw["samples_s"])[2] == row["latency_median_s"]
+
+
+def test_an_unknown_device_gets_no_roofline(mhaprof: Any, monkeypatch: pytest.MonkeyPatch,
+                                            tmp_path: Path) -> None:  # fmt: skip
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    ran = mhaprof("latency", *SMALL, *QUICK, "--impl", "sdpa", "--format", "json")
+    (row,) = ran.rows
+    assert row["bound"] is row["attained_fraction"] is row["peak_tflops"] is None
+
+
+def test_cuda_where_there_is_none_is_one_line_and_exit_4(mhaprof: Any) -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device")
+    ran = mhaprof("latency", "--device", "cuda", "--format", "json")
+    assert ran.code == 4
+    assert len(ran.err.splitlines()) == 1
+    assert "device cuda is not there" in ran.err
+    assert "--device cpu" in ran.err
+    assert ran.json["error"]["exit_code"] == 4
+
+
+def test_what_cannot_fit_is_refused_before_it_is_tried(mhaprof: Any) -> None:
+    ran = mhaprof(
+        "latency", "--tokens", 131072, "--batch", 32, "--impl", "eager", "--device", "cpu",
+        "--format", "json",
+    )  # fmt: skip
+    (row,) = ran.rows
+    assert ran.code == 4
+    assert (row["status"], row["reason"]) == ("skipped", "predicted_oom")
+    assert row["latency_median_s"] is None
+    assert "scores 32 TiB" in ran.err
+
+
+def test_a_wrong_result_has_no_time(mhaprof: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mhaprof.measure import numerics
+
+    monkeypatch.setattr(numerics, "tolerance", lambda *_, **__: 1e-30)
+    ran = mhaprof("latency", *SMALL, *QUICK, "--impl", "eager", "--format", "json")
+    (row,) = ran.rows
+    assert ran.code == 4
+    assert (row["status"], row["reason"]) == ("failed", "wrong_result")
+    assert row["latency_median_s"] is None
+
+
+def test_an_implementation_that_cannot_run_says_why(mhaprof: Any) -> None:
+    ran = mhaprof(
+        "latency", *SMALL, *QUICK, "--impl", "sdpa-cudnn", "--impl", "eager", "--format", "json"
+    )
+    cudnn, eager = ran.rows
+    assert (cudnn["status"], cudnn["reason"]) == ("skipped", "backend_unavailable")
+    assert eager["status"] == "ok"
+    assert ran.code == 0
+
+
+def test_threads_and_dtypes_are_axes(mhaprof: Any) -> None:
+    ran = mhaprof(
+        "latency", *SMALL, "--impl", "sdpa", "--samples", 3, "--max-time", 1, "--min-time",
+        0.001, "--threads", "1,2", "--dtype", "float32,bfloat16", "--format", "json",
+    )  # fmt: skip
+    assert [(row["dtype"], row["threads"]) for row in ran.rows] == [
+        ("float32", 1), ("float32", 2), ("bfloat16", 1), ("bfloat16", 2),
+    ]  # fmt: skip
+
+
+def test_backward_is_timed_with_its_own_operations(mhaprof: Any) -> None:
+    ran = mhaprof(
+        "latency", *SMALL, *QUICK, "--impl", "eager", "--mode", "backward", "--format", "json"
+    )
+    (row,) = ran.rows
+    assert (row["status"], row["mode"]) == ("ok", "backward")
+    assert row["flops_backward"] == 2 * row["flops"]
+    assert row["tflops_per_s"] == pytest.approx(
+        row["flops_backward"] / row["latency_median_s"] / 1e12
+    )
+
+
+def test_replicates_show_the_spread_between_processes(mhaprof: Any) -> None:
+    ran = mhaprof(
+        "latency", *SMALL, *QUICK, "--impl", "sdpa", "--replicates", 2, "--format", "json"
+    )
+    (row,) = ran.rows
+    medians = row["replicate_medians_s"]
+    assert (row["replicates"], len(medians)) == (2, 2)
+    assert row["latency_median_s"] in medians
+    assert row["replicate_spread"] >= 0
+
+
+def test_interruption_keeps_what_was_measured(
+    mhaprof: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = sampling.warm_up
+    calls: list[None] = []
+
+    def second_is_interrupted(*arguments: Any, **options: Any) -> int:
+        calls.append(None)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return honest(*arguments, **options)
+
+    monkeypatch.setattr("mhaprof.measure.latency.warm_up", second_is_interrupted)
+    ran = mhaprof("latency", *SMALL, *QUICK, "--format", "json")
+    assert ran.code == 130
+    assert [(row["implementation"], row["status"], row["reason"]) for row in ran.rows] == [
+        ("eager", "ok", None),
+        ("sdpa", "skipped", "interrupted"),
+    ]
+    assert ran.rows[0]["latency_median_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--device", "gpu"], "--device 'gpu' is not one of auto, cpu, cuda, cuda:N, mps, xpu"),
+        (["--dtype", "float31"], "--dtype 'float31' is not one of float64, float32"),
+        (["--threads", "0"], "--threads '0' is not a whole number of at least 1"),
+        (["--precision", "2"], "--precision '2' is not a share like 1% or 0.01"),
+        (["--min-time", "5", "--max-time", "1"], "min_time 5 is more than max_time 1"),
+        (["--max-time", "-1"], "--max-time -1 is not a number above 0"),
+        (["--cache", "warm"], "--cache 'warm' is not one of cold, hot"),
+        (["--mode", "sideways"], "--mode 'sideways' is not one of forward"),
+        (["--timer", "sundial"], "--timer 'sundial' is not one of auto, events, graph, wall"),
+        (["--peak-tflops", "0"], "--peak-tflops 0 is not a number above 0"),
+        (["--samples", "x"], "--samples"),
+        (["--samples-out", "/nowhere/at/all.json"], "--samples-out /nowhere/at/all.json"),
+        (["--impl", "eagr"], "did you mean eager?"),
+    ],
+)
+def test_a_bad_flag_costs_one_line_and_exit_2(
+    mhaprof: Any, arguments: list[str], said: str
+) -> None:
+    ran = mhaprof("latency", *arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert said in ran.err
+    assert len(ran.err.splitlines()) == 1
+
+
+def test_a_timer_that_the_device_lacks_is_one_line(mhaprof: Any) -> None:
+    ran = mhaprof("latency", *SMALL, *QUICK, "--timer", "graph", "--format", "json")
+    assert ran.code in (2, 4)
+    assert "graph" in ran.err
+    assert len(ran.err.splitlines()) <= 2
+
+
+def row(name: str, low: float, median: float, high: float) -> dict[str, Any]:
+    return {
+        "name": "p", "implementation": name, "device": "cpu", "dtype": "float32", "threads": 1,
+        "latency_median_s": median, "latency_ci_low_s": low, "latency_ci_high_s": high,
+    }  # fmt: skip
+
+
+def test_the_fastest_is_marked_and_the_ratio_has_an_interval() -> None:
+    (note,) = comparison_notes([row("slow", 1.9, 2.0, 2.2), row("fast", 0.9, 1.0, 1.1)])
+    assert note == (
+        "p (cpu, float32, 1 threads): fastest is fast, 1 s; slow takes 2.00 times (1.73 .. 2.44)."
+    )
+
+
+def test_intervals_that_overlap_are_not_distinguishable() -> None:
+    (note,) = comparison_notes([row("a", 0.9, 1.0, 1.1), row("b", 1.0, 1.05, 1.2)])
+    assert "b is not distinguishable, 1.05 times (0.91 .. 1.33)" in note
+
+
+def test_one_implementation_is_not_compared() -> None:
+    assert comparison_notes([row("a", 0.9, 1.0, 1.1)]) == []

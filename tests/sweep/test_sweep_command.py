@@ -1,0 +1,253 @@
+"""``mhaprof sweep``, ``results``, ``merge`` and ``schema``, as users run them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from mhaprof.store import load
+
+COUNTS = """
+version: 1
+name: counts
+defaults: {batch: 2, tokens: 32, dim: 64}
+sweep: {heads: [1, 2, 3, 4]}
+"""
+
+TIMES = """
+version: 1
+defaults: {batch: 1, tokens: 16, dim: 32}
+points: [{name: small, heads: 2}]
+measure: [flops, latency]
+settings: {device: cpu, threads: 1, min_time: 0.01, max_time: 0.02}
+reference: false
+"""
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("counts.yaml").write_text(COUNTS)
+    Path("times.yaml").write_text(TIMES)
+
+
+def test_a_sweep_counts_everything_and_is_shown_by_results(mhaprof: Any) -> None:
+    ran = mhaprof("sweep", "counts.yaml", "--inline", "--format", "json")
+    assert ran.code == 0
+    assert ran.err == "mhaprof: results/counts.sqlite: 4 ok, 1 skipped, 0 failed\n"
+    rows = {row["name"]: row for row in ran.rows}
+    assert list(rows) == ["one full head, no W_O", "heads=1", "heads=2", "heads=3", "heads=4"]
+    assert rows["heads=4"]["macs"] == 2 * 32 * (4 * 64 * 64 + 2 * 32 * 64)
+    assert rows["heads=3"]["reason"] == "impossible_spec"
+    shown = mhaprof("results", "results/counts.sqlite", "--format", "json")
+    assert shown.code == 0
+    assert shown.rows == ran.rows
+
+
+def test_a_timed_sweep_runs_in_a_worker_resumes_and_exports_its_samples(mhaprof: Any) -> None:
+    first = mhaprof("sweep", "times.yaml", "--out", "t.sqlite", "--format", "json")
+    assert first.code == 0
+    assert [(row["name"], row["implementation"]) for row in first.rows] == [
+        ("small", "eager"),
+        ("small", "sdpa"),
+    ]
+    assert all(row["status"] == "ok" and row["samples"] > 0 for row in first.rows)
+    assert all(row["fvcore_flops"] and row["predicted_peak_bytes"] for row in first.rows)
+    assert first.json["environment"]["software"]["torch"]
+    again = mhaprof("sweep", "times.yaml", "--out", "t.sqlite", "--format", "json")
+    assert (again.code, again.rows) == (0, first.rows)
+    rows = mhaprof("results", "t.sqlite", "--samples", "--format", "json").rows
+    assert [row["samples"] for row in rows] == [len(row["samples_s"]) for row in rows]
+    assert mhaprof("results", "t.sqlite", "--samples").code == 2
+
+
+def test_rounds_are_rows_of_their_own_told_apart_in_the_table(mhaprof: Any) -> None:
+    ran = mhaprof("sweep", "counts.yaml", "--inline", "--rounds", "2")
+    assert ran.err == "mhaprof: results/counts.sqlite: 8 ok, 1 skipped, 0 failed\n"
+    assert "heads=1, round 2" in ran.out
+    assert load("results/counts.sqlite").groupby("name")["round"].max()["heads=4"] == 1
+
+
+def test_a_dry_run_tells_what_will_happen_and_makes_no_file(mhaprof: Any) -> None:
+    ran = mhaprof("sweep", "times.yaml", "--dry-run", "--format", "json")
+    assert ran.code == 0
+    assert not Path("results").exists()
+    assert [(row["name"], row["status"]) for row in ran.rows] == [
+        ("small", "planned"),
+        ("small", "planned"),
+    ]
+    assert all(row["predicted_time_s"] > 0 for row in ran.rows)
+    assert all(row["predicted_peak_bytes"] > 0 for row in ran.rows)
+    table = mhaprof("sweep", "counts.yaml", "--dry-run").out
+    assert "5 points: 4 to measure, 0 stored, 1 to skip." in table
+    assert "Skipped: dim 64 is not divisible by heads 3; give head_dim." in table
+
+
+def test_a_dry_run_after_a_sweep_has_nothing_left_to_do(mhaprof: Any) -> None:
+    mhaprof("sweep", "counts.yaml", "--inline")
+    ran = mhaprof("sweep", "counts.yaml", "--dry-run", "--format", "json")
+    assert {row["status"] for row in ran.rows} == {"stored", "skipped"}
+
+
+def test_shards_in_files_of_their_own_merge_to_the_whole(mhaprof: Any) -> None:
+    for index in (1, 2):
+        assert mhaprof("sweep", "counts.yaml", "--inline", "--shard", f"{index}/2").code in (0, 4)
+    parts = sorted(str(path) for path in Path("results").iterdir())
+    assert parts == ["results/counts.shard-1-of-2.sqlite", "results/counts.shard-2-of-2.sqlite"]
+    merged = mhaprof("merge", *parts, "--out", "all.sqlite")
+    assert merged.code == 0
+    assert merged.err == "mhaprof: all.sqlite: 5 results added, 0 were there already\n"
+    mhaprof("sweep", "counts.yaml", "--inline", "--out", "whole.sqlite")
+    own = ["finished", "environment"]
+    pd.testing.assert_frame_equal(
+        load("all.sqlite").drop(columns=own), load("whole.sqlite").drop(columns=own)
+    )
+
+
+def test_the_driver_of_a_sweep_on_a_cpu_never_imports_torch() -> None:
+    code = (
+        "import sys; from mhaprof.cli.app import run\n"
+        "from mhaprof.runners import worker\n"
+        "worker.WorkerPool.step = lambda self: (_ for _ in ()).throw(KeyboardInterrupt)\n"
+        "code = run(['sweep', 'times.yaml', '--out', 't.sqlite'])\n"
+        "print(code, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "130 False", done.stderr
+
+
+def test_ctrl_c_keeps_what_was_measured_and_exits_130() -> None:
+    many = "sweep: {heads: [1, 2], batch: {range: [1, 200]}}"
+    text = TIMES.replace("points: [{name: small, heads: 2}]", many).replace("batch: 1, ", "")
+    Path("long.yaml").write_text(text)
+    command = [sys.executable, "-m", "mhaprof", "sweep", "long.yaml", "--out", "l.sqlite"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        while process.poll() is None and stored("l.sqlite") < 1:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "to go: the same command resumes" in err.decode()
+    assert 1 <= stored("l.sqlite") < 1000
+    assert not Path("l.sqlite.lock").exists()
+
+
+def stored(path: str) -> int:
+    try:
+        with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as plain:
+            return int(plain.execute("SELECT count(*) FROM results").fetchone()[0])
+    except sqlite3.OperationalError:
+        return 0
+
+
+def test_a_device_that_is_not_there_is_a_row_and_exit_4(mhaprof: Any) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("needs a machine without a GPU")
+    ran = mhaprof("sweep", "times.yaml", "--device", "cuda", "--impl", "eager", "--format", "json")
+    assert ran.code == 4
+    assert [(row["device"], row["status"], row["reason"]) for row in ran.rows] == [
+        ("cuda", "skipped", "no_cuda")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere.yaml"], "nowhere.yaml"),
+        (["counts.yaml", "--shard", "3/2"], "--shard '3/2' is not of the form I/N"),
+        (["counts.yaml", "--devices", "cpu"], "--devices 'cpu' is not all"),
+        (["counts.yaml", "--inline", "--ray", "local"], "exclude each other"),
+        (["counts.yaml", "--rounds", "0"], "rounds"),
+        (["counts.yaml", "--out", "counts.yaml/x.sqlite"], "cannot be written"),
+        (["counts.yaml", "--impl", "none-such"], "none-such"),
+    ],
+)
+def test_a_wrong_request_is_one_line_and_exit_2(
+    mhaprof: Any, arguments: list[str], said: str
+) -> None:
+    ran = mhaprof("sweep", *arguments)
+    assert ran.code == 2
+    assert said in ran.err
+    assert len(ran.err.splitlines()) == 1
+    assert ran.out == ""
+
+
+def test_without_ray_its_flag_names_the_extra(
+    mhaprof: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    ran = mhaprof("sweep", "counts.yaml", "--ray", "local")
+    assert (ran.code, ran.err) == (2, "mhaprof: --ray needs ray: pip install 'mhaprof[ray]'\n")
+
+
+def test_results_are_exported_in_every_format(mhaprof: Any) -> None:
+    mhaprof("sweep", "counts.yaml", "--inline")
+    file = "results/counts.sqlite"
+    rows = mhaprof("results", file, "--format", "json").rows
+    lines = mhaprof("results", file, "--format", "jsonl").out.splitlines()
+    assert [json.loads(line) for line in lines] == rows
+    mhaprof("results", file, "--format", "csv", "-o", "c.csv")
+    frame = pd.read_csv("c.csv")
+    assert list(frame.columns) == list(rows[0])
+    assert frame.macs.dropna().astype(int).tolist() == [row["macs"] for row in rows if row["macs"]]
+    markdown = mhaprof("results", file, "--format", "markdown").out
+    assert markdown.startswith("### Operations of one forward pass, dense\n")
+    assert markdown.count("\n|") == 2 + len(rows)
+
+
+def test_parquet_goes_to_a_file_or_names_its_extra(
+    mhaprof: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mhaprof("sweep", "counts.yaml", "--inline")
+    file = "results/counts.sqlite"
+    assert "give --output FILE" in mhaprof("results", file, "--format", "parquet").err
+    monkeypatch.setattr("mhaprof.cli.results.find_spec", lambda name: None)
+    refused = mhaprof("results", file, "--format", "parquet", "-o", "c.parquet")
+    assert refused.err == (
+        "mhaprof: --format parquet needs pyarrow: pip install 'mhaprof[parquet]'\n"
+    )
+    monkeypatch.undo()
+    pytest.importorskip("pyarrow")
+    os.chdir(Path(file).resolve().parents[1])
+    assert mhaprof("results", file, "--format", "parquet", "-o", "c.parquet").code == 0
+    assert pd.read_parquet("c.parquet").name.tolist() == load(file).name.tolist()
+
+
+def test_a_long_table_is_cut_and_says_so(mhaprof: Any) -> None:
+    mhaprof("sweep", "counts.yaml", "--inline")
+    shown = mhaprof("results", "results/counts.sqlite", "--limit", "2").out
+    assert "heads=1" in shown
+    assert "heads=2" not in shown
+    assert "3 more rows: --limit 0 shows all." in shown
+    assert "heads=4" in mhaprof("results", "results/counts.sqlite", "--limit", "0").out
+
+
+def test_a_damaged_file_is_one_line_and_exit_2(mhaprof: Any) -> None:
+    mhaprof("sweep", "counts.yaml", "--inline")
+    file = Path("results/counts.sqlite")
+    file.write_bytes(file.read_bytes()[:6000])
+    for command in (["results", file], ["sweep", "counts.yaml"], ["merge", file, "--out", "x"]):
+        ran = mhaprof(*command)
+        assert ran.code == 2
+        assert len(ran.err.splitlines()) == 1
+        assert "damaged" in ran.err
+
+
+def test_the_schema_is_json_schema_that_the_editors_know(mhaprof: Any) -> None:
+    printed = mhaprof("schema")
+    assert printed.code == 0
+    assert printed.json["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    assert mhaprof("schema", "-o", "schema.json").code == 0
+    assert Path("schema.json").read_text() == printed.out
