@@ -21,7 +21,9 @@ PANEL = "Sides"
 
 @takes(judging=JudgingFlags, output=OutputFlags)
 def ab(
-    config: Annotated[Path, typer.Argument(help="YAML file of points and sweeps")],
+    config: Annotated[
+        Path, typer.Argument(help="YAML file of points and sweeps", metavar="CONFIG")
+    ],
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
@@ -75,9 +77,9 @@ def ab(
 ) -> int:
     """Measure two sides in interleaved rounds of fresh processes, and judge like a gate.
 
-    What regresses or stays inconclusive is measured once more.  A run that was killed
-    resumes with the same command.  On a shared CPU give -- --threads 1: the times of
-    one thread can be told from the work of others.
+    What regresses or stays inconclusive is measured once more.  A run that was
+    killed resumes with the same command.  On a shared CPU give -- --threads 1:
+    the time of one thread can be told from the work of others.
     """
     if not config.is_file():
         raise UsageError(f"{config}: there is no such file; expected a YAML file of points")

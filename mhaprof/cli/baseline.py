@@ -24,7 +24,7 @@ def baseline() -> None:
 
 @takes(out=OutputFlags)
 def update(
-    run: Annotated[Path, typer.Argument(help="run file to accept")],
+    run: Annotated[Path, typer.Argument(help="run file to accept", metavar="RUN")],
     name: Annotated[
         str | None,
         typer.Option(help="name of the baseline", show_default="the run file's name"),

@@ -18,8 +18,10 @@ from mhaprof.errors import EXIT_OK
 from mhaprof.report.comparison import document_of, rows_of, view_of
 from mhaprof.report.runfile import load_baseline, load_run
 
-BaseFile = Annotated[Path, typer.Argument(help="run file or baseline to compare with")]
-NewFile = Annotated[Path, typer.Argument(help="run file of the candidate")]
+BaseFile = Annotated[
+    Path, typer.Argument(help="run file or baseline to compare with", metavar="BASE")
+]
+NewFile = Annotated[Path, typer.Argument(help="run file of the candidate", metavar="NEW")]
 
 
 @dataclass(frozen=True, kw_only=True)

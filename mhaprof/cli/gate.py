@@ -73,9 +73,9 @@ ExportFlags = _ExportFlags()
 def gate(base: BaseFile, new: NewFile, *, judging: Judging, exports: Exports, out: Output) -> int:
     """Fail when a count, a status, a time or a peak became worse than in the baseline.
 
-    Exit codes: 0 fine, 1 regressed, 2 usage, 3 baseline missing or not comparable,
-    4 a point still fails, 5 inconclusive under --strict.  On GitHub Actions it also
-    writes annotations and the job summary.
+    Exit codes: 0 fine, 1 regressed, 2 usage, 3 no baseline or not comparable,
+    4 a point still fails, 5 inconclusive under --strict.  On GitHub Actions it
+    also writes annotations and the job summary.
     """
     candidate = load_run(new)
     comparison = judging.judge(load_baseline(base), candidate)

@@ -12,8 +12,8 @@ from mhaprof import attention
 from mhaprof.cli.planning import Planned, reference_points, versions_of
 from mhaprof.cli.timing_options import options_of, settings_of
 from mhaprof.config import SettingsSection, load_config
+from mhaprof.config.planned import PlannedPoint
 from mhaprof.errors import UsageError
-from mhaprof.planned import PlannedPoint
 from mhaprof.point.measuring import Metric
 from mhaprof.records import Point
 from mhaprof.report.tabular import Row

@@ -21,9 +21,9 @@ from mhaprof.compare.policy import (
     overlaid,
     preset,
 )
+from mhaprof.config.yaml_source import parse_yaml, read_text
+from mhaprof.config.yaml_tree import MapNode, Node, plain, value_at
 from mhaprof.errors import ConfigError, LocatedFault
-from mhaprof.yaml_source import parse_yaml, read_text
-from mhaprof.yaml_tree import MapNode, Node, plain, value_at
 
 Place = tuple[int | str, ...]
 _EXPECTED = {

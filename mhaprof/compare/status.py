@@ -23,15 +23,21 @@ def judge_status(pair: Pair, gates: Statuses) -> Judgement:
         verdict, reason, message = _redefined(pair, pair.base, pair.new)
     else:
         verdict, reason, message = _ended_on_both(pair.base, pair.new)
+    sides = (_defined(pair, pair.base), _defined(pair, pair.new))
     return Judgement(
         metric="status",
         verdict=verdict,
         reason=reason,
         message=message,
         gate=getattr(gates, reason, "block"),
-        base=ended(pair.base),
-        new=ended(pair.new),
+        base=sides[0] if reason == "definition_changed" else ended(pair.base),
+        new=sides[1] if reason == "definition_changed" else ended(pair.new),
     )
+
+
+def _defined(pair: Pair, row: Row | None) -> str:
+    """Word the spec fields in which the two sides differ."""
+    return ", ".join(f"{name} {row[name]}" for name in pair.redefined) if row else ""
 
 
 def _vanished(pair: Pair) -> Finding:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mhaprof.planned import PlannedPoint
+from mhaprof.config.planned import PlannedPoint
 from mhaprof.point import MeasureOptions
 from mhaprof.point.measuring import Metric
 from mhaprof.records import ImpossiblePoint, Point, Settings, Skipped

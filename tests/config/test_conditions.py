@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mhaprof.conditions import ConditionError, read_condition
+from mhaprof.config.conditions import ConditionError, read_condition
 
 FIELDS: dict[str, Any] = {
     "dim": 512,

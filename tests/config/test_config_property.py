@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from mhaprof.config import Config, load_config, parse_config, schema_text
-from mhaprof.config_file import SYNONYMS, FileSection, SettingsSection
+from mhaprof.config.file import SYNONYMS, FileSection, SettingsSection
+from mhaprof.config.yaml_source import parse_yaml
+from mhaprof.config.yaml_tree import plain
 from mhaprof.errors import ConfigError
 from mhaprof.spec import PartialSpec
-from mhaprof.yaml_source import parse_yaml
-from mhaprof.yaml_tree import plain
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 LINES = [line for path in CONFIGS for line in path.read_text().splitlines() if line]

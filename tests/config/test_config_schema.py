@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
-from mhaprof import config_file, module_source, records
+from mhaprof import module_source
 from mhaprof.config import load_config, schema_text
-from mhaprof.config_values import INPUT_DTYPES
+from mhaprof.config.values import INPUT_DTYPES
+from mhaprof.config.yaml_source import parse_yaml
+from mhaprof.config.yaml_tree import plain
 from mhaprof.formulas import total_macs
 from mhaprof.spec import PartialSpec
-from mhaprof.yaml_source import parse_yaml
-from mhaprof.yaml_tree import plain
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SHIPPED = sorted(CONFIGS.glob("*.yaml"))
@@ -133,16 +133,6 @@ def test_the_schema_takes_what_the_loader_takes() -> None:
 @pytest.mark.parametrize("text", INVALID)
 def test_the_schema_refuses_what_the_loader_refuses(text: str) -> None:
     assert errors(f"version: 1\n{text}")
-
-
-@pytest.mark.parametrize("name", ["Mode", "Cache", "Dtype"])
-def test_settings_use_the_words_of_records(name: str) -> None:
-    # Two lists, since config and records are siblings that do not import each other.
-    assert get_args(getattr(config_file, name)) == get_args(getattr(records, name))
-
-
-def test_the_timers_are_those_of_records() -> None:
-    assert get_args(config_file.Timer) == get_args(records.TimerChoice)
 
 
 @pytest.mark.parametrize("dtype", INPUT_DTYPES)

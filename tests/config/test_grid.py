@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mhaprof.grid import MAX_POINTS, Axis, RangeError, combinations, range_values, size
+from mhaprof.config.grid import MAX_POINTS, Axis, RangeError, combinations, range_values, size
 
 
 @pytest.mark.parametrize(

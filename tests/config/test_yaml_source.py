@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from mhaprof.config.yaml_source import MAX_BYTES, parse_yaml, read_text
+from mhaprof.config.yaml_tree import MapNode, plain, value_at
 from mhaprof.errors import ConfigError
-from mhaprof.yaml_source import MAX_BYTES, parse_yaml, read_text
-from mhaprof.yaml_tree import MapNode, plain, value_at
 
 
 def read(text: str) -> Any:

@@ -157,6 +157,13 @@ def test_a_point_that_is_lost_fails_whatever_way_it_was_lost(
     assert len(found(ran, "regressed")) == 1
 
 
+def test_a_changed_definition_names_the_fields_that_differ(judge: Any, make_rows: Any) -> None:
+    new = make_rows(seed=1)
+    _redefined(new)
+    first = judge(make_rows(seed=1), new).rows[0]
+    assert (first["base"], first["new"]) == ("heads 8", "heads 16")
+
+
 def test_a_point_that_fails_on_both_sides_is_exit_4(judge: Any, make_rows: Any) -> None:
     base, new = make_rows(seed=1), make_rows(seed=1)
     _failing(base)

@@ -28,8 +28,8 @@ from ruamel.yaml.events import (
     SequenceStartEvent,
 )
 
+from mhaprof.config.yaml_tree import ListNode, MapNode, Node, Scalar, ScalarNode
 from mhaprof.errors import ConfigError, LocatedFault
-from mhaprof.yaml_tree import ListNode, MapNode, Node, Scalar, ScalarNode
 
 MAX_BYTES = 1024 * 1024
 """The largest file read; the parser takes about ten seconds for one of this size."""

@@ -25,8 +25,10 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from mhaprof.conditions import Condition, ConditionError, read_condition
-from mhaprof.config_values import (
+from mhaprof.config.conditions import Condition, ConditionError, read_condition
+from mhaprof.config.grid import Axis, RangeError, distinct, range_values
+from mhaprof.config.located import refusal, shown
+from mhaprof.config.values import (
     Device,
     Distinct,
     FileStem,
@@ -42,8 +44,7 @@ from mhaprof.config_values import (
     Target,
     Text,
 )
-from mhaprof.grid import Axis, RangeError, distinct, range_values
-from mhaprof.located import refusal, shown
+from mhaprof.records import Cache, Dtype, Mode, TimerChoice
 from mhaprof.spec import Flag, PartialSpec, Size
 
 CONFIG_VERSION = 1
@@ -53,10 +54,6 @@ SOURCE_KEYS = ("model", "preset", "module", "kwargs", "inputs")
 """The keys that name what a point is made of, where that is no spec."""
 
 Metric = Literal["flops", "latency", "memory"]
-Mode = Literal["forward", "backward", "forward-backward"]
-Cache = Literal["cold", "hot"]
-Timer = Literal["auto", "events", "graph", "wall"]
-Dtype = Literal["float64", "float32", "float16", "bfloat16"]
 
 SPEC_FIELDS = tuple(PartialSpec.model_fields)
 """The fields of a spec, which points give and sweeps vary."""
@@ -77,7 +74,7 @@ class SettingsSection(Section):
     device: Distinct[Device] | None = Field(None, description="where to run; a list is an axis")
     dtype: Distinct[Dtype] | None = Field(None, description="of tensors; a list is an axis")
     threads: Distinct[Natural] | None = Field(None, description="of the CPU; a list is an axis")
-    timer: Timer | None = Field(None, description="how GPU time is taken")
+    timer: TimerChoice | None = Field(None, description="how GPU time is taken")
     cache: Cache | None = Field(None, description="state of the caches before each call")
     mode: Mode | None = Field(None, description="what is timed")
     compile: Flag | None = Field(None, description="time the module under torch.compile")

@@ -17,8 +17,8 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from mhaprof.grid import distinct
-from mhaprof.located import refusal, shown
+from mhaprof.config.grid import distinct
+from mhaprof.config.located import refusal, shown
 from mhaprof.spec import integral
 
 INPUT_DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "bool")

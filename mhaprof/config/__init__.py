@@ -1,6 +1,6 @@
 """A configuration file -> named points, settings, and every fault with its place.
 
-What is written (``config_file``, partial) and what is planned (``PlannedPoint``,
+What is written (``config.file``, partial) and what is planned (``PlannedPoint``,
 resolved) are two types.  A point is made of, later wins: the defaults of ``spec.py``,
 ``defaults`` of the file, the point or the combination of a sweep, flags.
 """
@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mhaprof.config_file import (
+from mhaprof.config.expansion import Expansion, ReadModel
+from mhaprof.config.file import (
     CONFIG_VERSION,
     ELSEWHERE,
     SOURCE_KEYS,
@@ -21,15 +22,14 @@ from mhaprof.config_file import (
     SettingsSection,
     schema_text,
 )
+from mhaprof.config.grid import Axis, distinct
+from mhaprof.config.located import FaultList, Loc, check
+from mhaprof.config.planned import ModelSource, ModuleRef, PlannedPoint, Skip
+from mhaprof.config.sections import Permissions, Sections
+from mhaprof.config.yaml_source import parse_yaml, read_text
+from mhaprof.config.yaml_tree import ListNode, MapNode, Node, ScalarNode
 from mhaprof.errors import ConfigError, Fault, LocatedFault, SpecError
-from mhaprof.expansion import Expansion, ReadModel
-from mhaprof.grid import Axis, distinct
-from mhaprof.located import FaultList, Loc, check
-from mhaprof.planned import ModelSource, ModuleRef, PlannedPoint, Skip
-from mhaprof.sections import Permissions, Sections
 from mhaprof.spec import checked_fields
-from mhaprof.yaml_source import parse_yaml, read_text
-from mhaprof.yaml_tree import ListNode, MapNode, Node, ScalarNode
 
 __all__ = [
     "Config",

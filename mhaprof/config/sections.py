@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mhaprof.conditions import Condition
-from mhaprof.config_file import (
+from mhaprof.config.conditions import Condition
+from mhaprof.config.file import (
     SPEC_FIELDS,
     DefaultsSection,
     FileSection,
     PointSection,
     SweepSection,
 )
-from mhaprof.grid import Axis, point_name, size
-from mhaprof.located import FaultList, Loc, nearest
-from mhaprof.planned import ModelSource, ModuleRef
-from mhaprof.yaml_tree import MapNode, value_at
+from mhaprof.config.grid import Axis, point_name, size
+from mhaprof.config.located import FaultList, Loc, nearest
+from mhaprof.config.planned import ModelSource, ModuleRef
+from mhaprof.config.yaml_tree import MapNode, value_at
 
 
 @dataclass(frozen=True, kw_only=True)

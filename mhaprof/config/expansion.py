@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mhaprof.conditions import ConditionError
-from mhaprof.config_file import SPEC_FIELDS
+from mhaprof.config.conditions import ConditionError
+from mhaprof.config.file import SPEC_FIELDS
+from mhaprof.config.grid import MAX_POINTS, combinations, size
+from mhaprof.config.located import FaultList, Loc
+from mhaprof.config.planned import NOTHING, ModelSource, PlannedPoint, Skip
+from mhaprof.config.sections import Group
+from mhaprof.config.yaml_tree import MapNode, Node, value_at
 from mhaprof.errors import ConfigError, LocatedFault, SpecError, UsageError
-from mhaprof.grid import MAX_POINTS, combinations, size
-from mhaprof.located import FaultList, Loc
-from mhaprof.planned import NOTHING, ModelSource, PlannedPoint, Skip
-from mhaprof.sections import Group
 from mhaprof.spec import DEFAULT_TOKENS, DEFAULTS, AttentionSpec
-from mhaprof.yaml_tree import MapNode, Node, value_at
 
 Fields = Mapping[str, Any]
 ReadModel = Callable[[ModelSource, Fields], Iterable[tuple[str, AttentionSpec]]]

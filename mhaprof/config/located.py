@@ -17,9 +17,9 @@ from typing import Annotated, Any, Generic, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from mhaprof.config.yaml_tree import MapNode, Node, plain, value_at
 from mhaprof.errors import LocatedFault
 from mhaprof.spec import PartialSpec, expected
-from mhaprof.yaml_tree import MapNode, Node, plain, value_at
 
 Loc = tuple[int | str, ...]
 Model = TypeVar("Model", bound=BaseModel)
