@@ -71,6 +71,10 @@ COMMANDS: dict[str, Entry] = {
         target="gate:gate",
         help="Fail when a count, a status, a time or a peak became worse than in the baseline.",
     ),
+    "ab": Entry(
+        target="ab:ab",
+        help="Measure two sides in interleaved rounds of fresh processes, and judge like a gate.",
+    ),
     "baseline": Entry(
         target="baseline",
         help="Keep what later runs are compared with.",

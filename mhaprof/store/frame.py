@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mhaprof.store.columns import INT64_MAX, Kind, kind_of
+from mhaprof.store.columns import INT64_MAX, Kind, from_sql, kind_of
 from mhaprof.store.reading import CHUNK, Reader
 
 if TYPE_CHECKING:
@@ -33,29 +34,38 @@ def load(path: str | Path) -> pd.DataFrame:
 
     with Reader(Path(path)) as reader:
         columns = reader.columns()
-        values: list[list[Any]] = [[] for _ in columns]
-        chunk: list[tuple[Any, ...]] = []
-        for row in reader.tuples(columns):
-            chunk.append(row)
-            if len(chunk) == CHUNK:
-                _append(values, chunk)
-        _append(values, chunk)
+        filled = reader.filled()
+        values = _columns(reader, [name for name in columns if name in filled])
+    gaps = [None] * len(values["identity"]) if values else []
     return pd.DataFrame(
         {
             name: pd.Series(column, dtype=_dtype(name, column))
-            for name, column in zip(columns, values, strict=True)
+            for name in columns
+            for column in [values.get(name, gaps)]
         }
     )
 
 
-def _append(values: list[list[Any]], chunk: list[tuple[Any, ...]]) -> None:
-    """Move rows to columns, so that no more than a chunk of tuples ever exists."""
-    for column, part in zip(values, zip(*chunk, strict=True), strict=False):
-        column.extend(part)
-    chunk.clear()
+def _columns(reader: Reader, names: Sequence[str]) -> dict[str, list[Any]]:
+    """Read columns whole, with no more than a chunk of tuples at once."""
+    lists: list[list[Any]] = [[] for _ in range(2 + len(names))]
+    rows = reader.raw_tuples(names)
+    while chunk := list(itertools.islice(rows, CHUNK)):
+        for column, part in zip(lists, zip(*chunk, strict=True), strict=True):
+            column.extend(part)
+    identities, rounds, *columns = lists
+    values = dict(zip(names, columns, strict=True))
+    for name, column in values.items():
+        if kind_of(name) in ("BOOLEAN", "JSON"):
+            values[name] = [from_sql(name, value) for value in column]
+    if exact := reader.big_integers():
+        for place, key in enumerate(zip(identities, rounds, strict=True)):
+            for name, value in exact.get(key, {}).items():
+                values[name][place] = value
+    return values
 
 
-def _dtype(name: str, column: list[Any]) -> str:
+def _dtype(name: str, column: Sequence[Any]) -> str:
     kind = kind_of(name)
     if kind == "INTEGER" and any(value is not None and abs(value) > INT64_MAX for value in column):
         return "object"

@@ -124,21 +124,30 @@ class Reader:
         found = [row[1] for row in self._select("PRAGMA table_info(rows)")]
         return [name for name in found if name not in KEY_COLUMNS] + list(KEY_COLUMNS)
 
+    def filled(self) -> set[str]:
+        """Return the columns that hold a value in at least one row."""
+        columns = self.columns()
+        counts = ", ".join(f"count({quoted(name)})" for name in columns)
+        numbers = next(self._select(f"SELECT {counts} FROM rows"))
+        return {name for name, number in zip(columns, numbers, strict=True) if number}
+
+    def raw_tuples(self, columns: Sequence[str], *, limit: int = -1) -> Iterator[tuple[Any, ...]]:
+        """Yield identity, round and the columns as SQLite has them, in planned order."""
+        selected = "".join(", rows." + quoted(name) for name in columns)
+        order = _ORDER.format(table="rows")
+        query = f"SELECT rows.identity, rows.round{selected} FROM rows {order} LIMIT ?"
+        return self._select(query, [limit])
+
     def tuples(self, columns: Sequence[str], *, limit: int = -1) -> Iterator[tuple[Any, ...]]:
         """Yield rows as tuples in the order of the plan; ``limit`` < 0 yields all."""
-        selected = ", ".join("rows." + quoted(name) for name in columns)
-        order = _ORDER.format(table="rows")
-        found = self._select(
-            f"SELECT rows.identity, rows.round, {selected} FROM rows {order} LIMIT ?", [limit]
-        )
         convert = [
             (place, name)
             for place, name in enumerate(columns)
             if kind_of(name) in ("BOOLEAN", "JSON")
         ]
         places = {name: place for place, name in enumerate(columns)}
-        exact = self._big_integers()
-        for identity, number, *values in found:
+        exact = self.big_integers()
+        for identity, number, *values in self.raw_tuples(columns, limit=limit):
             for place, name in convert:
                 values[place] = from_sql(name, values[place])
             for name, value in exact.get((identity, number), {}).items():
@@ -152,7 +161,8 @@ class Reader:
         for values in self.tuples(columns, limit=limit):
             yield dict(zip(columns, values, strict=True))
 
-    def _big_integers(self) -> Mapping[tuple[str, int], dict[str, int]]:
+    def big_integers(self) -> Mapping[tuple[str, int], dict[str, int]]:
+        """Return the exact values of counts beyond 64 bits, by identity and round."""
         found: dict[tuple[str, int], dict[str, int]] = defaultdict(dict)
         query = "SELECT identity, round, column_name, value FROM big_integers"
         for identity, number, name, value in self._select(query):

@@ -12,10 +12,11 @@ from mhaprof import attention
 from mhaprof.attention.flex import block_mask, mask_mod
 from mhaprof.spec import AttentionSpec
 
+# 129 queries of 256 keys, and a window of 255, put the edge of the band on a block's corner.
 SPECS = [
     AttentionSpec(tokens=tokens, kv_tokens=kv_tokens, causal=causal, window=window)
     for tokens, kv_tokens, causal, window in itertools.product(
-        (1, 128, 300), (100, 256, 300), ("none", "top-left", "bottom-right"), (None, 1, 129, 200)
+        (1, 129, 300), (100, 256, 300), ("none", "top-left", "bottom-right"), (None, 1, 129, 255)
     )
     if causal != "none" or (window is not None and tokens == kv_tokens)
 ]

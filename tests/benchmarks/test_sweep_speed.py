@@ -57,7 +57,7 @@ def test_a_sweep_of_50_timed_points_costs_at_most_5_percent_beside_measuring(
         "lanes, measurer='fake_measurers:real')\n"
         "sweep._runner = runner\n"
         "from mhaprof.cli.app import run; sys.exit(run(sys.argv[1:]))"
-    ).replace("\\\n", "\n")
+    )
     wall_s = seconds(
         [
             sys.executable,

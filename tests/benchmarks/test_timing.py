@@ -156,17 +156,28 @@ def fresh_process(name: str) -> tuple[float, float, str | None]:
 
 @pytest.mark.timeout(600)
 def test_five_processes_agree_within_3_percent_on_the_gates_statistic() -> None:
-    """The gate's: the wall median when quiet, the least process time when contended."""
+    """The gate's on a quiet CPU: the median of wall time, at one thread.
+
+    Sets of five in which a process was disturbed are printed with what the statistic
+    for a contended machine (least process time) made of them, and not judged.
+    """
     spreads = []
     for _ in range(3):
         rounds = [fresh_process("sdpa") for _ in range(ROUNDS)]
-        contended = any(why for _, _, why in rounds)
-        values = [process if contended else wall for wall, process, _ in rounds]
-        spreads.append((max(values) - min(values)) / stats.median(values))
-        print(f"contended {contended}, spread {spreads[-1]:.4f}")
-        if spreads[-1] <= 0.03:
-            break
-    assert min(spreads) <= 0.03, f"three tries of five processes: {spreads}"
+        walls, processes = [wall for wall, _, _ in rounds], [least for _, least, _ in rounds]
+        why = [reason for _, _, reason in rounds if reason]
+        print(f"wall {spread(walls):.4f}, process {spread(processes):.4f}, disturbed: {why}")
+        if not why:
+            spreads.append(spread(walls))
+            if spreads[-1] <= 0.03:
+                return
+    if not spreads:
+        pytest.skip("a process was disturbed in each of three sets: the machine is busy")
+    pytest.fail(f"undisturbed sets of five spread by {spreads}")
+
+
+def spread(values: list[float]) -> float:
+    return (max(values) - min(values)) / stats.median(values)
 
 
 @contextmanager

@@ -24,6 +24,7 @@ SMALL: dict[str, Any] = {
 SLIDING = SMALL | {"model_type": "gemma2", "sliding_window": 18}
 NARROW = SLIDING | {"sliding_window": 5}
 CHUNKED = SMALL | {"model_type": "llama4_text", "attention_chunk_size": 20}
+WIDE_CHUNKS = CHUNKED | {"attention_chunk_size": 90}
 LATENT = {
     "model_type": "deepseek_v3",
     "hidden_size": 12,
@@ -104,7 +105,9 @@ def first_tokens(plan: ModelPlan, position: int | None, *, exact: bool) -> int |
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 @pytest.mark.parametrize(
-    "config", [SMALL, SLIDING, NARROW, CHUNKED, LATENT], ids=lambda one: one["model_type"]
+    "config",
+    [SMALL, SLIDING, NARROW, CHUNKED, WIDE_CHUNKS, LATENT],
+    ids=["full", "sliding", "narrow", "chunked", "wide chunks", "latent"],
 )
 def test_the_core_overtakes_where_a_search_of_every_count_says(
     config: dict[str, Any], phase: Any
