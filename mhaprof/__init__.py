@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = ["AttentionSpec", "count_flops", "measure_latency", "__version__"]
+__all__ = ["AttentionSpec", "count_flops", "load", "measure_latency", "__version__"]
 
 if TYPE_CHECKING:
     from mhaprof.api import count_flops, measure_latency
     from mhaprof.spec import AttentionSpec
+    from mhaprof.store.frame import load
 
 _HOMES = {
     "AttentionSpec": "mhaprof.spec",
     "count_flops": "mhaprof.api",
+    "load": "mhaprof.store.frame",
     "measure_latency": "mhaprof.api",
 }
 

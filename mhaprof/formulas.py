@@ -18,7 +18,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mhaprof.spec import AttentionSpec
-from mhaprof.units import flops_of
 
 STAGES = ("q_proj", "k_proj", "v_proj", "scores", "context", "out_proj")
 """The stages of standard attention, in the order of the data flow."""
@@ -183,6 +182,16 @@ def total_macs(spec: AttentionSpec, *, exact: bool = False) -> int:
     return sum(stage_macs(spec, exact=exact).values())
 
 
+def reference_macs(spec: AttentionSpec) -> int:
+    """Return the MACs of one full head without W_O on the same tokens.
+
+    The sum of ``stage_macs`` of ``spec.reference()``, without making that spec.
+    """
+    b, d, n, m = spec.batch, spec.dim, spec.tokens, spec.kv_tokens
+    new = n if spec.phase == "decode" else m
+    return b * d * (d * (n + 2 * new) + 2 * n * m)
+
+
 def core_macs(spec: AttentionSpec, *, exact: bool = False) -> int:
     """Return the MACs of scores and context alone."""
     macs = stage_macs(spec, exact=exact)
@@ -226,17 +235,18 @@ def params(spec: AttentionSpec) -> Params:
         projections = d * h * k + spec.qkv_bias * h * k
         if spec.kv_proj:
             projections += d * g * (k + v) + spec.k_bias * g * k + spec.qkv_bias * g * v
-        key_heads = g if spec.kv_proj else 0
-        norms = {
-            "none": 0,
-            "per-head": k + (k if spec.kv_proj else 0),
-            "full": h * k + key_heads * k,
-        }[spec.qk_norm]
+        norms = 0 if spec.qk_norm == "none" else _norm_params(spec)
     if spec.out_proj:
         projections += h * v * d + spec.out_bias * d
     gate = _gate_width(spec)
     projections += d * gate + (gate if spec.qkv_bias else 0)
     return Params(projections=projections, norms=norms, sinks=h if spec.sinks else 0)
+
+
+def _norm_params(spec: AttentionSpec) -> int:
+    """Count the weights of the norms of queries and, where they are projected, keys."""
+    heads = {"per-head": (1, 1), "full": (spec.heads, spec.kv_heads)}[spec.qk_norm]
+    return spec.head_dim * (heads[0] + (heads[1] if spec.kv_proj else 0))
 
 
 def _latent_params(spec: AttentionSpec) -> tuple[int, int]:
@@ -283,7 +293,12 @@ def kv_cache_bytes(spec: AttentionSpec, *, dtype_bytes: int, windowed: bool = Tr
 
 
 def moved_bytes(
-    spec: AttentionSpec, *, dtype_bytes: int, fused: bool, cache_dtype_bytes: int | None = None
+    spec: AttentionSpec,
+    *,
+    dtype_bytes: int,
+    fused: bool,
+    cache_dtype_bytes: int | None = None,
+    learned: Params | None = None,
 ) -> int:
     """Return the bytes that one forward pass has to move at least.
 
@@ -292,10 +307,11 @@ def moved_bytes(
     written).  An attention that is not ``fused`` also writes and reads the scores
     and the weights (4 x B * h * N * M).  Caches are assumed to hold everything
     between the two uses of an operand: a lower bound, as a roofline wants it.
-    ``cache_dtype_bytes`` is the width of keys and values, where it differs.
+    ``cache_dtype_bytes`` is the width of keys and values, where it differs; ``learned``
+    are the ``params``, where they are known.
     """
     b, d = spec.batch, spec.dim
-    counted = params(spec)
+    counted = learned or params(spec)
     elements = b * spec.tokens * d + counted.projections + counted.norms + counted.sinks
     if spec.is_cross:
         elements += b * spec.kv_tokens * d
@@ -310,9 +326,3 @@ def moved_bytes(
     else:
         cached = b * spec.kv_tokens * spec.kv_heads * (spec.head_dim + spec.v_head_dim)
     return elements * dtype_bytes + cached * (cache_dtype_bytes or dtype_bytes)
-
-
-def arithmetic_intensity(spec: AttentionSpec, *, dtype_bytes: int, fused: bool) -> float:
-    """Return FLOPs (2 per MAC, dense) per byte moved (``moved_bytes``)."""
-    flops = flops_of(total_macs(spec))
-    return flops / moved_bytes(spec, dtype_bytes=dtype_bytes, fused=fused)

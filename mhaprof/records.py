@@ -107,7 +107,8 @@ class Counts(Record):
     ``fvcore_flops`` is in fvcore's unit (1 per MAC).  The three counters stand side
     by side; ``macs`` is the number they agree on.  ``macs_exact`` and ``pairs_exact``
     count only the query-key pairs that the mask lets through (pairs of one head and
-    one sequence).
+    one sequence).  ``arithmetic_intensity`` is dense FLOPs (2 per MAC) per byte moved,
+    as ``formulas.moved_bytes`` bounds it from below.
     """
 
     fvcore_flops: int | None

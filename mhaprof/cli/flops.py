@@ -120,6 +120,7 @@ def flops(
         asked = Plan(modules=[(module, source_of(module, parse_kwargs(kwargs), input or ()))])
     else:
         asked = plan(config, given, model=model, allow_import=allow_import)
+    reference = asked.reference if reference is None else reference
     results = _count_all(
         asked,
         tuple(impl or DEFAULT_IMPLEMENTATIONS),
@@ -129,10 +130,13 @@ def flops(
             cache_dtype=cache_dtype,
             allow_import=allow_import,
         ),
-        reference=asked.reference if reference is None else reference,
+        reference=reference,
     )
     own = count_modules(asked.modules, counters=counters, backward=backward)
     rows = [row_of(result) for result in results]
+    if not reference:
+        for row in rows:
+            row["ratio_to_reference"] = None
     explained = {entry.name: explanation(entry.spec) for entry in asked.specs if explain}
     out.emit(
         [*rows, *own.rows],
@@ -162,9 +166,7 @@ def _count_all(
             measure_point(point, what={"flops"}, options=options)
             for point in points_of(entry, implementations, versions)
         ]
-    if reference:
-        return results
-    return [result.model_copy(update={"reference_macs": None}) for result in results]
+    return results
 
 
 def _views(rows: Sequence[dict[str, object]], *, breakdown: bool) -> list[View]:

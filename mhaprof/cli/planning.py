@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from mhaprof.cli.model import ModelChoice
 
 
+COUNTED = Settings()
+"""The settings of points that are counted alone: none."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Planned:
     """A named spec, with the implementations that its file asks for, if any."""
@@ -98,7 +102,7 @@ def points_of(
     planned: Planned,
     implementations: Sequence[str],
     versions: Mapping[str, int],
-    settings: Settings | None = None,
+    settings: Settings = COUNTED,
 ) -> list[Point]:
     """Return one point per implementation."""
     return [
@@ -107,7 +111,7 @@ def points_of(
             spec=planned.spec,
             implementation=name,
             implementation_version=versions[name],
-            settings=settings or Settings(),
+            settings=settings,
         )
         for name in planned.implementations or implementations
     ]
@@ -115,7 +119,8 @@ def points_of(
 
 def reference_points(planned: Iterable[Planned]) -> list[Point]:
     """Return the distinct reference rows: one full head without W_O per shape."""
-    specs = dict.fromkeys(point.spec.reference() for point in planned)
+    shapes = {_reference_shape(point.spec): point.spec for point in planned}
+    specs = [spec.reference() for spec in shapes.values()]
     many = len(specs) > 1
     return [
         Point(
@@ -126,6 +131,11 @@ def reference_points(planned: Iterable[Planned]) -> list[Point]:
         )
         for spec in specs
     ]
+
+
+def _reference_shape(spec: AttentionSpec) -> tuple[object, ...]:
+    """Return what a reference takes over: equal shapes have the same one."""
+    return spec.batch, spec.tokens, spec.kv_tokens, spec.dim, spec.phase
 
 
 def _reference_name(spec: AttentionSpec) -> str:

@@ -5,15 +5,9 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 
-from mhaprof import formulas
 from mhaprof.errors import MhaprofError, Unavailable
+from mhaprof.formulas import reference_macs
 from mhaprof.records import Failed, Outcome, Point, Result, Skipped
-from mhaprof.spec import AttentionSpec
-
-
-def reference_macs(spec: AttentionSpec) -> int:
-    """Return the MACs of the reference row: one full head without W_O."""
-    return formulas.total_macs(spec.reference())
 
 
 def guarded(point: Point, measure: Callable[[], Outcome]) -> Result:

@@ -131,12 +131,13 @@ def _joined(
     given = [number for number in numbers.values() if number is not None]
     macs = given[0] if given else total
     dtype_bytes = DTYPE_BYTES[cache_dtype]
+    moved = formulas.moved_bytes(spec, dtype_bytes=dtype_bytes, fused=fused, learned=learned)
     counts = Counts(
         fvcore_flops=numbers["fvcore"],
         torch_macs=numbers["torch"],
         closed_form_macs=numbers["closed form"],
         macs=macs,
-        macs_exact=formulas.total_macs(spec, exact=True),
+        macs_exact=formulas.total_macs(spec, exact=True) if spec.is_masked else total,
         pairs_exact=formulas.exact_pairs(spec),
         by_stage=stages,
         params=learned.projections,
@@ -149,9 +150,7 @@ def _joined(
         cache_dtype=cache_dtype,
         kv_bytes_per_token=formulas.kv_bytes_per_token(spec, dtype_bytes=dtype_bytes),
         kv_cache_bytes=formulas.kv_cache_bytes(spec, dtype_bytes=dtype_bytes),
-        arithmetic_intensity=formulas.arithmetic_intensity(
-            spec, dtype_bytes=dtype_bytes, fused=fused
-        ),
+        arithmetic_intensity=flops_of(total) / moved,
     )
     return counts, findings
 

@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Callable
 
-from mhaprof.point.boundary import reference_macs
+from mhaprof.formulas import reference_macs
 from mhaprof.point.measuring import Metric, measure_point
 from mhaprof.point.options import MeasureOptions
 from mhaprof.records import Failed, Measured, Outcome, Point, Record, Result, Run

@@ -108,16 +108,19 @@ COLUMNS = (
 )
 """The columns of a row that counts; a row that times has LATENCY_, ROOF_ and MEMORY_COLUMNS too."""
 
+_COUNTED: Row = dict.fromkeys(COLUMNS)
+_TIMED: Row = dict.fromkeys((*COLUMNS, *LATENCY_COLUMNS, *ROOF_COLUMNS, *MEMORY_COLUMNS))
+_STAGE_COLUMN = {stage: f"macs_{stage}" for stage in (*formulas.STAGES, *formulas.EXTRA_STAGES)}
+
 
 def row_of(result: Result, *, latency: bool = False) -> Row:
     """Flatten one result; ``latency`` adds the columns of times, empty if unmeasured."""
-    columns = COLUMNS + (LATENCY_COLUMNS + ROOF_COLUMNS + MEMORY_COLUMNS if latency else ())
-    row: Row = dict.fromkeys(columns)
+    row = (_TIMED if latency else _COUNTED).copy()
     point, outcome = result.point, result.outcome
     row.update(
         name=point.name, role=point.role, implementation=point.implementation, status=outcome.status
     )
-    row.update(point.given if isinstance(point, ImpossiblePoint) else point.spec.model_dump())
+    row.update(point.given if isinstance(point, ImpossiblePoint) else vars(point.spec))
     if isinstance(outcome, Skipped | Failed):
         row.update(reason=outcome.code, message=outcome.message)
         if latency and isinstance(point, Point):
@@ -150,10 +153,13 @@ def _add_findings(row: Row, outcome: Measured) -> None:
 
 
 def _add_counts(row: Row, counts: Counts, reference_macs: int | None) -> None:
-    fields = counts.model_dump(exclude={"by_stage", "uncounted_ops"})
-    row.update(fields)
-    row.update(flops=counts.flops)
-    row.update({f"macs_{stage}": macs for stage, macs in counts.by_stage.items()})
+    # As attributes: dumping a record costs as much as counting it, and grids are large.
+    for name, value in vars(counts).items():
+        if name == "by_stage":
+            row.update((_STAGE_COLUMN[stage], macs) for stage, macs in value.items())
+        elif name != "uncounted_ops":
+            row[name] = value
+    row["flops"] = counts.flops
     if counts.uncounted_ops:
         row["uncounted_ops"] = " ".join(sorted(counts.uncounted_ops))
     if reference_macs:
@@ -228,10 +234,9 @@ def to_csv(rows: Sequence[Row]) -> str:
     """Return the rows as CSV with a header; lists are written as JSON."""
     columns = columns_of(rows)
     buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, fieldnames=columns, lineterminator="\n", restval="")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({key: _field(value) for key, value in row.items()})
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(_fields(row, columns) for row in rows)
     return buffer.getvalue()
 
 
@@ -243,12 +248,17 @@ def to_jsonl(rows: Iterable[Row]) -> str:
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return all keys of the rows in the order of their first appearance."""
     columns: dict[str, None] = {}
-    for row in rows:
-        columns.update(dict.fromkeys(row))
+    for keys in dict.fromkeys(map(tuple, rows)):
+        columns.update(dict.fromkeys(keys))
     return list(columns) or list(COLUMNS)
 
 
-def _field(value: Any) -> Any:
-    if isinstance(value, list | dict):
-        return json.dumps(value)
-    return value
+def _fields(row: Row, columns: Sequence[str]) -> list[Any]:
+    """Return the values of a row in the order of the columns, lists and dicts as JSON."""
+    values = list(row.values()) if [*row] == columns else [row.get(name) for name in columns]
+    if _NESTED.isdisjoint(map(type, values)):
+        return values
+    return [json.dumps(value) if type(value) in _NESTED else value for value in values]
+
+
+_NESTED = frozenset((list, dict))

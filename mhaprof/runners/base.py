@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 from mhaprof.errors import Unavailable, UsageError
+from mhaprof.formulas import reference_macs
 from mhaprof.point import MeasureOptions, measure_point
-from mhaprof.point.boundary import reference_macs
 from mhaprof.point.measuring import Metric
 from mhaprof.records import Environment, Failed, Measured, Point, Record, Result
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mhaprof.store.columns import INT64_MAX, Kind, from_sql, kind_of
+from mhaprof.store.columns import Kind, from_sql, kind_of
 from mhaprof.store.reading import CHUNK, Reader
 
 if TYPE_CHECKING:
@@ -35,19 +35,26 @@ def load(path: str | Path) -> pd.DataFrame:
     with Reader(Path(path)) as reader:
         columns = reader.columns()
         filled = reader.filled()
-        values = _columns(reader, [name for name in columns if name in filled])
+        exact = reader.big_integers()
+        values = _columns(reader, [name for name in columns if name in filled], exact)
+    big = {name for found in exact.values() for name in found}
     gaps = [None] * len(values["identity"]) if values else []
     return pd.DataFrame(
         {
-            name: pd.Series(column, dtype=_dtype(name, column))
+            name: pd.Series(column, dtype=_dtype(name, big))
             for name in columns
             for column in [values.get(name, gaps)]
         }
     )
 
 
-def _columns(reader: Reader, names: Sequence[str]) -> dict[str, list[Any]]:
-    """Read columns whole, with no more than a chunk of tuples at once."""
+def _columns(
+    reader: Reader, names: Sequence[str], exact: Mapping[tuple[str, int], Mapping[str, int]]
+) -> dict[str, list[Any]]:
+    """Read columns whole, with no more than a chunk of tuples at once.
+
+    ``exact`` holds what takes the place of rounded integers.
+    """
     lists: list[list[Any]] = [[] for _ in range(2 + len(names))]
     rows = reader.raw_tuples(names)
     while chunk := list(itertools.islice(rows, CHUNK)):
@@ -56,17 +63,17 @@ def _columns(reader: Reader, names: Sequence[str]) -> dict[str, list[Any]]:
     identities, rounds, *columns = lists
     values = dict(zip(names, columns, strict=True))
     for name, column in values.items():
-        if kind_of(name) in ("BOOLEAN", "JSON"):
+        if kind_of(name) == "BOOLEAN":
+            values[name] = [None if value is None else value == 1 for value in column]
+        elif kind_of(name) == "JSON":
             values[name] = [from_sql(name, value) for value in column]
-    if exact := reader.big_integers():
+    if exact:
         for place, key in enumerate(zip(identities, rounds, strict=True)):
             for name, value in exact.get(key, {}).items():
                 values[name][place] = value
     return values
 
 
-def _dtype(name: str, column: Sequence[Any]) -> str:
+def _dtype(name: str, big: Collection[str]) -> str:
     kind = kind_of(name)
-    if kind == "INTEGER" and any(value is not None and abs(value) > INT64_MAX for value in column):
-        return "object"
-    return _DTYPES[kind] if kind else "object"
+    return _DTYPES[kind] if kind and name not in big else "object"

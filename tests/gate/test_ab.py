@@ -363,18 +363,30 @@ def test_the_command_measures_both_sides_and_ends_like_a_gate(mhaprof: Any, tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_two_equal_interpreters_agree_for_real(mhaprof: Any, tmp_path: Path) -> None:
     config = tmp_path / "points.yaml"
     config.write_text(
-        "version: 1\ndefaults: {batch: 1, dim: 128, heads: 4}\n"
-        "points:\n  - {name: a, tokens: 64}\n  - {name: b, tokens: 128}\n"
+        "version: 1\ndefaults: {batch: 1, dim: 128, heads: 4}\npoints: [{name: a, tokens: 64}]\n"
     )
     ran = mhaprof(
-        *("ab", config, "--base", sys.executable, "--new", sys.executable, "--rounds", 4),
+        *("ab", config, "--base", sys.executable, "--new", sys.executable, "--rounds", 2),
         *("--out", tmp_path / "ab.jsonl", "--format", "json"),
-        *("--", "--threads", 1, "--impl", "eager", "--max-time", 1, "--device", "cpu"),
+        *(
+            "--",
+            "--threads",
+            1,
+            "--impl",
+            "eager",
+            "--min-time",
+            0.1,
+            "--max-time",
+            0.5,
+            "--device",
+            "cpu",
+        ),
     )
     assert ran.code in (0, 1)
     judged = {row["name"] for row in ran.rows if row["metric"] == "latency"}
-    assert judged == {"a", "b"}
+    assert judged == {"a"}
     assert all(row["verdict"] == "unchanged" for row in ran.rows if row["metric"] == "macs")

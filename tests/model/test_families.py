@@ -20,7 +20,6 @@ from mhaprof.huggingface import layers_of
 from mhaprof.huggingface.families import FAMILIES, SEQ2SEQ
 from mhaprof.huggingface.plan import LayerKind
 
-transformers = pytest.importorskip("transformers")
 torch = pytest.importorskip("torch")
 
 
@@ -60,7 +59,7 @@ def ids(one: Case) -> str:
 
 
 @pytest.fixture(scope="module")
-def config_of() -> Callable[[Case], Any]:
+def config_of(transformers: Any) -> Callable[[Case], Any]:
     """Make the family's own config object, once for each case."""
     made: dict[int, Any] = {}
 

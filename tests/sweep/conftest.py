@@ -68,6 +68,12 @@ def worker_environment(**more: str) -> dict[str, str]:
 
 
 @pytest.fixture
+def fakes_importable() -> Callable[..., dict[str, str]]:
+    """Return what makes the environment of a worker that can import the fakes."""
+    return worker_environment
+
+
+@pytest.fixture
 def workers() -> Callable[..., WorkerRunner]:
     """Make a runner whose lanes use a fake measurer."""
 

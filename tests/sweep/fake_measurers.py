@@ -169,3 +169,11 @@ def real(task: Task) -> Result:
     with Path(os.environ["JOURNAL"]).open("a") as file:
         file.write(f"{time.perf_counter() - start}\n")
     return result
+
+
+def kills_its_actor(task: Task) -> Result:
+    """Kill the process that started this one, at the broken point."""
+    if task.point.spec.heads == BROKEN:
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(60)
+    return quick(task)
