@@ -15,7 +15,7 @@ attention, expanded and absorbed).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from mhaprof.spec import AttentionSpec
 
@@ -216,8 +216,7 @@ def softmax_ops(spec: AttentionSpec) -> int:
     return SOFTMAX_OPS_PER_SCORE * spec.batch * spec.heads * scores
 
 
-@dataclass(frozen=True, kw_only=True)
-class Params:
+class Params(NamedTuple):
     """Learned parameters: projections with their biases, and apart norms and sinks."""
 
     projections: int

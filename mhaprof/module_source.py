@@ -109,7 +109,7 @@ def build(source: ModuleSource) -> nn.Module:
 def _imported(name: str, target: str) -> Any:
     here = str(Path.cwd())
     if here not in sys.path:
-        sys.path.insert(0, here)
+        sys.path.append(here)
     try:
         return importlib.import_module(name)
     except Exception as error:

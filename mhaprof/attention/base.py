@@ -283,13 +283,18 @@ def has_blind_queries(spec: AttentionSpec) -> bool:
     surplus = spec.tokens - spec.kv_tokens
     if spec.causal == "bottom-right":
         return surplus > 0
-    return spec.causal == "top-left" and spec.window is not None and surplus >= spec.window
+    if spec.causal != "top-left":
+        return False
+    if spec.chunk is not None:
+        return (spec.tokens - 1) // spec.chunk * spec.chunk >= spec.kv_tokens
+    return spec.window is not None and surplus >= spec.window
 
 
 def is_plain_causal(spec: AttentionSpec) -> bool:
-    """Say whether the mask is causal alone: the window, if any, cuts nothing."""
+    """Say whether the mask is causal alone: the window or chunk, if any, cuts nothing."""
     reach = spec.kv_tokens if spec.causal == "bottom-right" else spec.tokens
-    return spec.causal != "none" and (spec.window is None or spec.window >= reach)
+    limits = [limit for limit in (spec.window, spec.chunk) if limit is not None]
+    return spec.causal != "none" and all(limit >= reach for limit in limits)
 
 
 def visible_mask(spec: AttentionSpec, *, device: str | None = None) -> torch.Tensor | None:
@@ -297,7 +302,8 @@ def visible_mask(spec: AttentionSpec, *, device: str | None = None) -> torch.Ten
 
     The definition is that of ``formulas.exact_pairs``: query i sits at position i
     (top-left, or no causal mask) or i + M - N (bottom-right); it sees keys up to its
-    position, the last ``window`` of them; a window without causal mask is symmetric.
+    position, the last ``window`` of them, or those of its own ``chunk``; a window
+    without causal mask is symmetric.
     ``device`` defaults to torch's default; on ``meta`` the mask is empty.
     """
     import torch
@@ -320,6 +326,8 @@ def visible_mask(spec: AttentionSpec, *, device: str | None = None) -> torch.Ten
         visible &= keys > positions - spec.window
         if spec.causal == "none":
             visible &= keys < positions + spec.window
+    if spec.chunk is not None:
+        visible &= keys // spec.chunk == positions // spec.chunk
     return visible
 
 

@@ -16,6 +16,7 @@ REJECTION_CODES: Mapping[str, str] = {
     "backward_unsupported": "it computes no gradients (here)",
     "bias_unsupported": "its biases are all or none",
     "blind_queries_unsupported": "a query that sees no key gives NaN, not zeros",
+    "chunk_unsupported": "it has no chunked mask",
     "cross_unsupported": "keys and values come from the queries' own sequence",
     "decode_unsupported": "it takes no cache of keys and values",
     "dtype_unsupported": "the device does not have the dtype",
@@ -132,6 +133,11 @@ DECODE = Limit(
     code="decode_unsupported",
     reason="takes no cache of keys and values",
     applies=lambda spec: spec.phase == "decode",
+)
+CHUNK = Limit(
+    code="chunk_unsupported",
+    reason="has no chunked mask; drop chunk {spec.chunk} or use eager or sdpa",
+    applies=lambda spec: spec.chunk is not None,
 )
 CROSS = Limit(
     code="cross_unsupported",

@@ -137,11 +137,15 @@ def _probe_spec(spec: AttentionSpec) -> AttentionSpec:
             tokens //= 2
         else:
             kv_tokens //= 2
-    # A window that cuts nothing must not start to, nor one that cuts stop.
-    window = None
-    if spec.window is not None and not is_plain_causal(spec) and not hides_nothing(spec):
-        window = min(spec.window, max(1, kv_tokens // 2))
-    return spec.replace(batch=1, tokens=tokens, kv_tokens=kv_tokens, window=window, dim=1)
+    # A window or chunk that cuts nothing must not start to, nor one that cuts stop.
+    window = chunk = None
+    if not is_plain_causal(spec) and not hides_nothing(spec):
+        half = max(1, kv_tokens // 2)
+        window = None if spec.window is None else min(spec.window, half)
+        chunk = None if spec.chunk is None else min(spec.chunk, half)
+    return spec.replace(
+        batch=1, tokens=tokens, kv_tokens=kv_tokens, window=window, chunk=chunk, dim=1
+    )
 
 
 @lru_cache(maxsize=1024)

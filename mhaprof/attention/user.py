@@ -98,7 +98,7 @@ def load_user(name: str) -> Implementation:
     if not module_name or not attribute:
         raise UsageError(f"implementation {name!r} is not of the form package.module:attribute")
     if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())
+        sys.path.append(os.getcwd())
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:

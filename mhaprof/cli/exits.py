@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from mhaprof.errors import EXIT_FINDING, EXIT_OK, EXIT_POINT_FAILED
 from mhaprof.records import Failed, Measured, Result, Skipped
@@ -11,24 +11,23 @@ FATAL_SKIPS = ("predicted_oom", "no_cuda", "no_mps", "no_xpu")
 """Skips that deny what was asked for, rather than say that it cannot be expressed."""
 
 
-def exit_code(results: Sequence[Result]) -> int:
+def exit_code(results: Iterable[Result]) -> int:
     """Return 4 when a point failed, was refused, or none was measured; 1 for a finding."""
-    outcomes = [result.outcome for result in results]
-    if any(isinstance(outcome, Failed) for outcome in outcomes) or any(
-        isinstance(outcome, Skipped) and outcome.code in FATAL_SKIPS for outcome in outcomes
-    ):
+    failed = found = False
+    points = measured = 0
+    for result in results:
+        outcome = result.outcome
+        points += result.point.role == "point"
+        if isinstance(outcome, Measured):
+            measured += result.point.role == "point"
+            found = found or any(finding.blocking for finding in outcome.findings)
+        else:
+            failed = failed or isinstance(outcome, Failed) or outcome.code in FATAL_SKIPS
+    if failed:
         return EXIT_POINT_FAILED
-    if any(
-        finding.blocking
-        for outcome in outcomes
-        if isinstance(outcome, Measured)
-        for finding in outcome.findings
-    ):
+    if found:
         return EXIT_FINDING
-    points = [result.outcome for result in results if result.point.role == "point"]
-    if points and not any(isinstance(outcome, Measured) for outcome in points):
-        return EXIT_POINT_FAILED
-    return EXIT_OK
+    return EXIT_POINT_FAILED if points and not measured else EXIT_OK
 
 
 def was_interrupted(results: Sequence[Result]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +26,7 @@ from mhaprof.module_source import parse_kwargs, source_of
 from mhaprof.point import COUNTERS, DEFAULT_CACHE_DTYPE, MeasureOptions, measure_point
 from mhaprof.records import Result
 from mhaprof.report.explain import explain as explanation
-from mhaprof.report.tabular import row_of
+from mhaprof.report.tabular import Row, row_of
 from mhaprof.report.view import View
 from mhaprof.report.views import breakdown_view, counts_view, findings_notes
 from mhaprof.units import DTYPE_BYTES
@@ -121,6 +121,7 @@ def flops(
     else:
         asked = plan(config, given, model=model, allow_import=allow_import)
     reference = asked.reference if reference is None else reference
+    rows: list[Row] = []
     results = _count_all(
         asked,
         tuple(impl or DEFAULT_IMPLEMENTATIONS),
@@ -132,41 +133,43 @@ def flops(
         ),
         reference=reference,
     )
+    code = exit_code(_noted(results, rows, reference=reference))
     own = count_modules(asked.modules, counters=counters, backward=backward)
-    rows = [row_of(result) for result in results]
-    if not reference:
-        for row in rows:
-            row["ratio_to_reference"] = None
     explained = {entry.name: explanation(entry.spec) for entry in asked.specs if explain}
     out.emit(
         [*rows, *own.rows],
-        [*_views(rows, breakdown=breakdown), *own.views],
+        [*_views(rows, breakdown=breakdown), *own.views] if out.has_views else [],
         texts=list(explained.values()),
         **({"explanations": explained} if explain else {}),
     )
     for note in [*findings_notes(rows), *own.notes]:
         say(note)
-    return exit_code(results) or (EXIT_FINDING if own.blocked else EXIT_OK)
+    return code or (EXIT_FINDING if own.blocked else EXIT_OK)
 
 
 def _count_all(
     asked: Plan, implementations: Sequence[str], options: MeasureOptions, *, reference: bool
-) -> list[Result]:
+) -> Iterator[Result]:
     """Count the reference rows, then every point; impossible ones are skipped rows."""
     versions = versions_of(asked.entries, implementations, allow_import=options.allow_import)
-    results = [
-        measure_point(point, what={"flops"}, options=options)
-        for point in (reference_points(asked.specs) if reference else ())
-    ]
+    for point in reference_points(asked.specs) if reference else ():
+        yield measure_point(point, what={"flops"}, options=options)
     for entry in asked.entries:
         if isinstance(entry, Impossible):
-            results += [entry.result(name) for name in entry.implementations or implementations]
+            yield from map(entry.result, entry.implementations or implementations)
             continue
-        results += [
-            measure_point(point, what={"flops"}, options=options)
-            for point in points_of(entry, implementations, versions)
-        ]
-    return results
+        for point in points_of(entry, implementations, versions):
+            yield measure_point(point, what={"flops"}, options=options)
+
+
+def _noted(results: Iterable[Result], rows: list[Row], *, reference: bool) -> Iterator[Result]:
+    """Pass results on, and keep the row of each: of a large grid, the rows alone stay."""
+    for result in results:
+        row = row_of(result)
+        if not reference:
+            row["ratio_to_reference"] = None
+        rows.append(row)
+        yield result
 
 
 def _views(rows: Sequence[dict[str, object]], *, breakdown: bool) -> list[View]:

@@ -36,6 +36,11 @@ class Output:
     format: str
     path: Path | None
 
+    @property
+    def has_views(self) -> bool:
+        """Say whether the format shows views: JSON and CSV hold the rows alone."""
+        return self.format in ("table", "markdown")
+
     def emit(
         self,
         rows: Sequence[Row],

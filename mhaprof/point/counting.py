@@ -112,30 +112,23 @@ def _joined(
     stages = formulas.stage_macs(spec)
     total = sum(stages.values())
     learned = formulas.params(spec)
-    numbers = {
-        "fvcore": traced.fvcore_macs if traced else None,
-        "torch": traced.torch_macs if traced else None,
-        "closed form": total if closed_form else None,
-    }
-    findings = _disagreements(numbers, "macs")
-    if traced is not None:
-        findings += [finding for finding in traced.findings if finding.code != "counters_disagree"]
-        built = learned.projections + learned.norms + learned.sinks
-        findings += _disagreements({"module": traced.params, "closed form": built}, "params")
-    flops_backward = None
+    fvcore = traced.fvcore_macs if traced else None
+    torch = traced.torch_macs if traced else None
+    closed = total if closed_form else None
+    macs = next((number for number in (fvcore, torch) if number is not None), total)
+    findings = _compared(traced, closed=closed, learned=learned) if traced else []
+    both_passes = None
     if backward:
         expected = formulas.backward_macs(spec, fused=fused)
         counted = traced.backward_macs if traced else None
         findings += _disagreements({"torch": counted, "closed form": expected}, "backward macs")
-        flops_backward = flops_of(expected if counted is None else counted)
-    given = [number for number in numbers.values() if number is not None]
-    macs = given[0] if given else total
+        both_passes = (expected if counted is None else counted) + macs
     dtype_bytes = DTYPE_BYTES[cache_dtype]
     moved = formulas.moved_bytes(spec, dtype_bytes=dtype_bytes, fused=fused, learned=learned)
     counts = Counts(
-        fvcore_flops=numbers["fvcore"],
-        torch_macs=numbers["torch"],
-        closed_form_macs=numbers["closed form"],
+        fvcore_flops=fvcore,
+        torch_macs=torch,
+        closed_form_macs=closed,
         macs=macs,
         macs_exact=formulas.total_macs(spec, exact=True) if spec.is_masked else total,
         pairs_exact=formulas.exact_pairs(spec),
@@ -145,14 +138,27 @@ def _joined(
         sink_params=learned.sinks,
         softmax_ops=formulas.softmax_ops(spec),
         uncounted_ops=traced.uncounted_ops if traced else {},
-        flops_backward=flops_backward,
-        flops_forward_backward=None if flops_backward is None else flops_backward + flops_of(macs),
+        flops_backward=None if both_passes is None else flops_of(both_passes - macs),
+        flops_forward_backward=None if both_passes is None else flops_of(both_passes),
         cache_dtype=cache_dtype,
         kv_bytes_per_token=formulas.kv_bytes_per_token(spec, dtype_bytes=dtype_bytes),
         kv_cache_bytes=formulas.kv_cache_bytes(spec, dtype_bytes=dtype_bytes),
         arithmetic_intensity=flops_of(total) / moved,
     )
     return counts, findings
+
+
+def _compared(
+    traced: ModuleFlops, *, closed: int | None, learned: formulas.Params
+) -> list[Finding]:
+    """Return what the tracers found, and where they differ from the closed form."""
+    numbers = {"fvcore": traced.fvcore_macs, "torch": traced.torch_macs, "closed form": closed}
+    built = learned.projections + learned.norms + learned.sinks
+    return [
+        *_disagreements(numbers, "macs"),
+        *(finding for finding in traced.findings if finding.code != "counters_disagree"),
+        *_disagreements({"module": traced.params, "closed form": built}, "params"),
+    ]
 
 
 def _disagreements(numbers: dict[str, int | None], what: str) -> list[Finding]:

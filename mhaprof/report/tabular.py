@@ -153,15 +153,12 @@ def _add_findings(row: Row, outcome: Measured) -> None:
 
 
 def _add_counts(row: Row, counts: Counts, reference_macs: int | None) -> None:
-    # As attributes: dumping a record costs as much as counting it, and grids are large.
-    for name, value in vars(counts).items():
-        if name == "by_stage":
-            row.update((_STAGE_COLUMN[stage], macs) for stage, macs in value.items())
-        elif name != "uncounted_ops":
-            row[name] = value
+    # Not dumped, which costs as much as counting: grids are large.
+    row.update(vars(counts))
+    for stage, macs in row.pop("by_stage").items():
+        row[_STAGE_COLUMN[stage]] = macs
     row["flops"] = counts.flops
-    if counts.uncounted_ops:
-        row["uncounted_ops"] = " ".join(sorted(counts.uncounted_ops))
+    row["uncounted_ops"] = " ".join(sorted(counts.uncounted_ops)) or None
     if reference_macs:
         row["ratio_to_reference"] = counts.macs / reference_macs
 
@@ -232,11 +229,16 @@ def to_json(
 
 def to_csv(rows: Sequence[Row]) -> str:
     """Return the rows as CSV with a header; lists are written as JSON."""
-    columns = columns_of(rows)
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
+    columns = columns_of(rows)
     writer.writerow(columns)
-    writer.writerows(_fields(row, columns) for row in rows)
+    for row in rows:
+        # Most rows have all columns in their order: those are written as they are.
+        values = row.values() if list(row) == columns else [row.get(name) for name in columns]
+        if not _NESTED.isdisjoint(map(type, values)):
+            values = [_as_json(value) for value in values]
+        writer.writerow(values)
     return buffer.getvalue()
 
 
@@ -253,12 +255,9 @@ def columns_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(columns) or list(COLUMNS)
 
 
-def _fields(row: Row, columns: Sequence[str]) -> list[Any]:
-    """Return the values of a row in the order of the columns, lists and dicts as JSON."""
-    values = list(row.values()) if [*row] == columns else [row.get(name) for name in columns]
-    if _NESTED.isdisjoint(map(type, values)):
-        return values
-    return [json.dumps(value) if type(value) in _NESTED else value for value in values]
-
-
 _NESTED = frozenset((list, dict))
+
+
+def _as_json(value: Any) -> Any:
+    """Return lists and dicts as JSON, other values as they are."""
+    return json.dumps(value) if type(value) in _NESTED else value

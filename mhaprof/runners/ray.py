@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import socket
 import time
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
@@ -25,6 +26,8 @@ from mhaprof.runners.messages import Reply, understood
 from mhaprof.runners.slot import Slot
 
 LOCAL = "local"
+
+CONNECT_TIMEOUT_S = 10.0
 
 TICK_S = 1.0
 
@@ -100,8 +103,9 @@ def _connected(address: str) -> Any:
     if not ray.is_initialized():
         given: dict[str, Any] = {} if address == LOCAL else {"address": address}
         try:
+            _knock(address)
             ray.init(log_to_driver=False, logging_level=logging.ERROR, **given)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
             reason = str(error).strip().splitlines()[0]
             raise Unavailable(
                 f"--ray {address}: no cluster there ({reason}); start one with "
@@ -109,6 +113,13 @@ def _connected(address: str) -> Any:
                 code="no_ray",
             ) from error
     return ray
+
+
+def _knock(address: str) -> None:
+    """Raise OSError at once where nobody listens: Ray itself would try for minutes."""
+    host, colon, port = address.rpartition("://")[2].rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
 
 
 class _Session:

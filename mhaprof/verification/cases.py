@@ -50,7 +50,11 @@ CASES: Mapping[str, AttentionSpec] = {
     "longer-than-a-block": _case(
         batch=1, tokens=150, dim=32, causal="top-left", window=20, kv_heads=2
     ),
+    "chunked": _case(causal="top-left", chunk=2, kv_heads=2),
+    "chunked-bottom-right": _case(causal="bottom-right", chunk=3, kv_tokens=8),
+    "chunk-past-the-keys": _case(causal="top-left", chunk=2, kv_tokens=3),
     "decode": _decode(kv_heads=2),
+    "decode-chunked": _decode(causal="bottom-right", chunk=4),
     "decode-window": _decode(causal="bottom-right", window=3),
     "decode-top-left": _decode(causal="top-left"),
     "norm-per-head": _case(qk_norm="per-head"),

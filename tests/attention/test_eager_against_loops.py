@@ -36,6 +36,7 @@ def sees(spec: AttentionSpec, query: int, key: int) -> bool:
         position += spec.kv_tokens - spec.tokens
     if spec.causal != "none":
         near = spec.window is None or position - key < spec.window
+        near = near and (spec.chunk is None or key // spec.chunk == position // spec.chunk)
         return key <= position and near
     return spec.window is None or abs(position - key) < spec.window
 
@@ -199,6 +200,7 @@ def specs(draw: st.DrawFn) -> AttentionSpec:
     window = draw(st.none() | st.integers(1, 6))
     if causal == "none" and tokens != kv_tokens:
         window = None
+    chunk = draw(st.none() | st.integers(1, 6)) if window is None and causal != "none" else None
     return AttentionSpec(
         batch=draw(st.integers(1, 2)),
         tokens=tokens,
@@ -214,6 +216,7 @@ def specs(draw: st.DrawFn) -> AttentionSpec:
         k_bias=draw(st.booleans()),
         causal=causal,
         window=window,
+        chunk=chunk,
         phase="decode" if decode else "prefill",
         qk_norm=draw(st.sampled_from(["none", "per-head", "full"])),
         output_gate=draw(st.sampled_from(["none", "per-head", "elementwise"])),

@@ -24,6 +24,12 @@ SPECS = [
     )
     if causal != "none" or window is None or tokens == kv_tokens
 ]
+SPECS += [
+    AttentionSpec(tokens=tokens, kv_tokens=kv_tokens, causal=causal, chunk=chunk)
+    for tokens, kv_tokens, causal, chunk in itertools.product(
+        (1, 2, 5), (1, 3, 5, 7), ("top-left", "bottom-right"), (1, 2, 3, 5, 9)
+    )
+]
 
 
 def dense(spec: AttentionSpec) -> torch.Tensor:
@@ -60,7 +66,7 @@ def test_blind_queries_are_those_with_an_empty_row() -> None:
 def test_a_window_that_cuts_nothing_leaves_the_plain_causal_mask() -> None:
     for spec in SPECS:
         if spec.causal != "none":
-            plain = dense(spec.replace(window=None))
+            plain = dense(spec.replace(window=None, chunk=None))
             if is_plain_causal(spec):
                 assert torch.equal(dense(spec), plain), spec
             elif spec.tokens <= spec.kv_tokens:

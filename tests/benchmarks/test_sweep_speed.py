@@ -48,6 +48,7 @@ settings: {device: cpu, threads: 1, min_time: 0.5, max_time: 1}
 def test_a_sweep_of_50_timed_points_costs_at_most_5_percent_beside_measuring(
     tmp_path: Path,
 ) -> None:
+    """Measuring includes the one import of torch, which a plain loop would pay too."""
     (tmp_path / "timed.yaml").write_text(TIMED)
     journal = tmp_path / "journal"
     code = (
