@@ -57,7 +57,7 @@ def test_what_an_implementation_cannot_express_is_raised_with_its_code() -> None
 def test_an_unknown_implementation_or_subject_is_a_usage_error() -> None:
     with pytest.raises(MhaprofError, match="did you mean eager"):
         count_flops(AttentionSpec(), implementation="eagr")
-    with pytest.raises(UsageError, match="takes an AttentionSpec or an nn.Module, not dict"):
+    with pytest.raises(UsageError, match=r"takes an AttentionSpec or an nn\.Module, not dict"):
         count_flops({"dim": 3}, [])  # type: ignore[call-overload]
     with pytest.raises(UsageError, match="makes its own inputs"):
         count_flops(AttentionSpec(), [torch.empty(1)])  # type: ignore[call-overload]

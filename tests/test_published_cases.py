@@ -90,9 +90,7 @@ def test_fvcore_153_heads_change_neither_flops_nor_parameters(heads: int) -> Non
     x = torch.empty(1, 300, 448, device="meta")
     counted = count_flops(layer, [x, x, x])
     assert (counted.macs, counted.params) == (321484800, 804608)
-    spec = AttentionSpec(
-        dim=448, heads=heads, tokens=300, batch=1, qkv_bias=True, out_bias=True
-    )
+    spec = AttentionSpec(dim=448, heads=heads, tokens=300, batch=1, qkv_bias=True, out_bias=True)
     counts = count_flops(spec, implementation="torch-mha")
     assert (counts.macs, counts.params) == (321484800, 804608)
 

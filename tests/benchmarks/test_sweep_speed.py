@@ -41,7 +41,7 @@ version: 1
 defaults: {batch: 1, tokens: 128, dim: 64, implementations: [sdpa]}
 sweep: {heads: [1, 2, 4, 8, 16], kv_tokens: {range: [128, 137]}}
 measure: latency
-settings: {device: cpu, threads: 1, min_time: 0.5, max_time: 1}
+settings: {device: cpu, threads: 1, min_time: 0.5, max_time: 2}
 """
 
 

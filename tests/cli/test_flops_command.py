@@ -12,12 +12,37 @@ from typing import Any
 import pandas as pd
 import pytest
 
-CONTRACT = (
-    "name role implementation status reason batch tokens kv_tokens dim heads kv_heads head_dim "
-    "out_proj qkv_bias out_bias fvcore_flops torch_macs closed_form_macs macs flops params "
-    "softmax_ops ratio_to_reference macs_q_proj macs_k_proj macs_v_proj macs_scores macs_context "
-    "macs_out_proj"
-).split()
+CONTRACT = [
+    "name",
+    "role",
+    "implementation",
+    "status",
+    "reason",
+    "batch",
+    "tokens",
+    "kv_tokens",
+    "dim",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "out_proj",
+    "qkv_bias",
+    "out_bias",
+    "fvcore_flops",
+    "torch_macs",
+    "closed_form_macs",
+    "macs",
+    "flops",
+    "params",
+    "softmax_ops",
+    "ratio_to_reference",
+    "macs_q_proj",
+    "macs_k_proj",
+    "macs_v_proj",
+    "macs_scores",
+    "macs_context",
+    "macs_out_proj",
+]
 
 STAGES = [f"macs_{s}" for s in ("q_proj", "k_proj", "v_proj", "scores", "context", "out_proj")]
 

@@ -14,11 +14,29 @@ from mhaprof.report.times import comparison_notes
 SMALL = ("--batch", 1, "--tokens", 32, "--dim", 32, "--heads", 4, "--device", "cpu")
 QUICK = ("--threads", 1, "--samples", 5, "--max-time", 1, "--min-time", 0.001)
 
-CONTRACT = (
-    "device dtype threads timer latency_median_s latency_ci_low_s latency_ci_high_s "
-    "latency_min_s samples converged tflops_per_s resolved_backend cache predicted_peak_bytes "
-    "peak_bytes flags first_call_s max_error tolerance bound attained_fraction"
-).split()
+CONTRACT = [
+    "device",
+    "dtype",
+    "threads",
+    "timer",
+    "latency_median_s",
+    "latency_ci_low_s",
+    "latency_ci_high_s",
+    "latency_min_s",
+    "samples",
+    "converged",
+    "tflops_per_s",
+    "resolved_backend",
+    "cache",
+    "predicted_peak_bytes",
+    "peak_bytes",
+    "flags",
+    "first_call_s",
+    "max_error",
+    "tolerance",
+    "bound",
+    "attained_fraction",
+]
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +67,7 @@ def test_rows_have_the_columns_of_the_contract(timed: dict[str, Any]) -> None:
         assert row["latency_min_s"] <= row["latency_median_s"] <= row["latency_p95_s"]
         assert row["samples"] == 5
         assert row["max_error"] <= row["tolerance"]
-        assert row["tflops_per_s"] == pytest.approx(
-            row["flops"] / row["latency_median_s"] / 1e12
-        )
+        assert row["tflops_per_s"] == pytest.approx(row["flops"] / row["latency_median_s"] / 1e12)
 
 
 def test_the_backend_that_ran_is_named(timed: dict[str, Any]) -> None:

@@ -175,3 +175,16 @@ def kills_its_actor(task: Task) -> Result:
         os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(60)
     return quick(task)
+
+
+def poisons(task: Task) -> Result:
+    """Read far outside of a tensor on the GPU, at the broken point; use the GPU at others."""
+    import torch
+
+    def use() -> Measured:
+        values = torch.zeros(4, device="cuda")
+        place = 10**9 if task.point.spec.heads == BROKEN else 0
+        values[torch.tensor([place], device="cuda")].sum().item()
+        return Measured()
+
+    return guarded(task.point, use)
