@@ -114,19 +114,13 @@ def stage_macs(spec: AttentionSpec, *, exact: bool = False) -> dict[str, int]:
         "context": b * h * pairs * v,
         "out_proj": queries * h * v * d if spec.out_proj else 0,
     }
-    return macs | _gate_macs(spec)
-
-
-def _gate_macs(spec: AttentionSpec) -> dict[str, int]:
-    """Return the projection that computes the output gate, if there is one."""
-    if spec.output_gate == "none":
-        return {}
-    return {"gate_proj": spec.batch * spec.tokens * spec.dim * _gate_width(spec)}
+    if spec.output_gate != "none":
+        macs["gate_proj"] = queries * d * _gate_width(spec)
+    return macs
 
 
 def _gate_width(spec: AttentionSpec) -> int:
-    if spec.output_gate == "none":
-        return 0
+    """Return the outputs of the projection that computes the output gate."""
     return spec.heads * (spec.v_head_dim if spec.output_gate == "elementwise" else 1)
 
 
@@ -174,7 +168,9 @@ def _latent_macs(spec: AttentionSpec, pairs: int) -> dict[str, int]:
             "context": b * h * pairs * v,
         }
     macs["out_proj"] = queries * h * v * d if spec.out_proj else 0
-    return macs | _gate_macs(spec)
+    if spec.output_gate != "none":
+        macs["gate_proj"] = queries * d * _gate_width(spec)
+    return macs
 
 
 def total_macs(spec: AttentionSpec, *, exact: bool = False) -> int:
@@ -237,8 +233,8 @@ def params(spec: AttentionSpec) -> Params:
         norms = 0 if spec.qk_norm == "none" else _norm_params(spec)
     if spec.out_proj:
         projections += h * v * d + spec.out_bias * d
-    gate = _gate_width(spec)
-    projections += d * gate + (gate if spec.qkv_bias else 0)
+    if spec.output_gate != "none":
+        projections += (d + spec.qkv_bias) * _gate_width(spec)
     return Params(projections=projections, norms=norms, sinks=h if spec.sinks else 0)
 
 

@@ -7,9 +7,10 @@ holds facts; statistics are derived from stored samples, and what does not exist
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -30,6 +31,29 @@ class Record(BaseModel):
     """Be the base of all records: frozen, keyword-only, no unknown fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @classmethod
+    def trusted(cls, **fields: Any) -> Self:
+        """Return the record of fields that mhaprof computed itself, for grids of many points.
+
+        All fields have to be given, in their types: nothing is checked or filled in, which
+        takes half the time.  The record is equal to the validated one.
+        """
+        record = cls.__new__(cls)
+        _set(record, "__dict__", fields)
+        _set(record, "__pydantic_fields_set__", _all_fields(cls))
+        _set(record, "__pydantic_extra__", None)
+        _set(record, "__pydantic_private__", None)
+        return record
+
+
+_set = object.__setattr__
+
+
+@functools.cache
+def _all_fields(record: type[Record]) -> set[str]:
+    """Return the names of all fields, one set for all records: they are frozen."""
+    return set(record.model_fields)
 
 
 class Settings(Record):

@@ -20,7 +20,8 @@ def exit_code(results: Iterable[Result]) -> int:
         points += result.point.role == "point"
         if isinstance(outcome, Measured):
             measured += result.point.role == "point"
-            found = found or any(finding.blocking for finding in outcome.findings)
+            if outcome.findings:
+                found = found or any(finding.blocking for finding in outcome.findings)
         else:
             failed = failed or isinstance(outcome, Failed) or outcome.code in FATAL_SKIPS
     if failed:

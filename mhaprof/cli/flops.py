@@ -135,7 +135,9 @@ def flops(
     )
     code = exit_code(_noted(results, rows, reference=reference))
     own = count_modules(asked.modules, counters=counters, backward=backward)
-    explained = {entry.name: explanation(entry.spec) for entry in asked.specs if explain}
+    explained = {
+        entry.name: explanation(entry.spec) for entry in (asked.specs if explain else ())
+    }
     out.emit(
         [*rows, *own.rows],
         [*_views(rows, breakdown=breakdown), *own.views] if out.has_views else [],

@@ -106,8 +106,9 @@ def points_of(
 ) -> list[Point]:
     """Return one point per implementation."""
     return [
-        Point(
+        Point.trusted(
             name=planned.name,
+            role="point",
             spec=planned.spec,
             implementation=name,
             implementation_version=versions[name],

@@ -11,11 +11,20 @@ import typer
 
 from mhaprof import __version__
 from mhaprof.cli.exits import FATAL_SKIPS
+from mhaprof.cli.model import ModelChoice, ModelFlags
 from mhaprof.cli.options import SpecFlags, takes
 from mhaprof.cli.output import Output, OutputFlags, say
 from mhaprof.cli.progress import Bar
 from mhaprof.cli.results import emit
-from mhaprof.cli.sweep_plan import SweepPlan, parse_shard, plan_rows, plan_sweep, plan_view
+from mhaprof.cli.sweep_plan import (
+    SweepPlan,
+    SweepRequest,
+    parse_metrics,
+    parse_shard,
+    plan_rows,
+    plan_sweep,
+    plan_view,
+)
 from mhaprof.cli.timing_options import TimingFlags
 from mhaprof.config import SettingsSection
 from mhaprof.errors import (
@@ -25,6 +34,7 @@ from mhaprof.errors import (
     EXIT_POINT_FAILED,
     UsageError,
 )
+from mhaprof.point.measuring import METRICS
 from mhaprof.runners.base import Done, Runner
 from mhaprof.runners.inline import InlineRunner
 from mhaprof.runners.process import Lane
@@ -33,15 +43,18 @@ from mhaprof.store import Store
 from mhaprof.store.reading import Reader
 from mhaprof.sweep import drive, lanes_for
 from mhaprof.sweep.devices import named_device, pool_of
+from mhaprof.sweep.drive import remaining
 from mhaprof.sweep.plan import Shard
 
 FOLDER = Path("results")
 PANEL = "Running"
 
 
-@takes(given=SpecFlags, timing=TimingFlags, output=OutputFlags)
+@takes(given=SpecFlags, model=ModelFlags, timing=TimingFlags, output=OutputFlags)
 def sweep(
-    config: Annotated[Path, typer.Argument(help="YAML file of points and sweeps")],
+    config: Annotated[
+        Path | None, typer.Argument(help="YAML file of points and sweeps", metavar="[CONFIG]")
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -54,6 +67,14 @@ def sweep(
     impl: Annotated[
         list[str] | None,
         typer.Option(help="implementation (repeatable), instead of the file's"),
+    ] = None,
+    measure: Annotated[
+        str | None,
+        typer.Option(
+            metavar=",".join(METRICS),
+            help="what to measure, instead of what the file says",
+            show_default=False,
+        ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="show the plan, measure nothing")
@@ -127,6 +148,7 @@ def sweep(
     ] = False,
     *,
     given: dict[str, list[object]],
+    model: ModelChoice | None,
     timing: SettingsSection,
     output: Output,
 ) -> int:
@@ -138,16 +160,17 @@ def sweep(
         raise UsageError("--ray, --inline and --devices exclude each other; give one")
     part = parse_shard(shard) if shard is not None else None
     flags = timing.merged(SettingsSection.model_validate({"rounds": rounds}))
-    plan = plan_sweep(
-        config,
-        given,
+    asked = SweepRequest(
+        given=given,
         flags=flags,
         implementations=impl,
+        measure=parse_metrics(measure) if measure is not None else None,
         allow_import=allow_import,
         pooled=devices is not None,
         resolve=named_device if ray is None else partial(_device_of_cluster, ray),
         shard=part,
     )
+    plan = plan_sweep(config, model, asked)
     path = out or FOLDER / _file_name(plan, part)
     lanes = _lanes(plan, pool_of(devices) if devices is not None else [])
     if dry_run:
@@ -163,7 +186,7 @@ def sweep(
             interrupted = True
     with Reader(path) as reader:
         emit(reader, output)
-        return _conclude(plan, reader, interrupted=interrupted)
+        return _conclude(plan, reader, interrupted=interrupted, whole=part is None)
 
 
 def _drive(
@@ -173,7 +196,11 @@ def _drive(
     retry_failed: bool,
     allow_env_mismatch: list[str],
 ) -> None:
-    with Bar(total=len(plan.entries) * plan.rounds) as bar:
+    left = sum(
+        len(remaining(plan.entries, store, number, retry_failed=retry_failed))
+        for number in range(plan.rounds)
+    )
+    with Bar(total=left) as bar:
 
         def landed(done: Done) -> None:
             bar.start(f"{done.task.point.name}, {done.task.point.implementation}")
@@ -242,8 +269,11 @@ def _show_plan(plan: SweepPlan, path: Path, output: Output, *, lanes: int) -> in
     return EXIT_OK
 
 
-def _conclude(plan: SweepPlan, reader: Reader, *, interrupted: bool) -> int:
-    """Say in one line how it ended, and return the exit code."""
+def _conclude(plan: SweepPlan, reader: Reader, *, interrupted: bool, whole: bool) -> int:
+    """Say in one line how it ended, and return the exit code.
+
+    A ``whole`` plan of which nothing was measured has failed; a shard may have skips alone.
+    """
     planned = {entry.identity for entry in plan.entries}
     found = [each for each in reader.stored() if each.identity in planned]
     counted = {name: sum(each.status == name for each in found) for name in ("ok", "skipped")}
@@ -261,6 +291,6 @@ def _conclude(plan: SweepPlan, reader: Reader, *, interrupted: bool) -> int:
     if failed:
         return EXIT_FINDING
     points = [each for each in found if each.role == "point"]
-    if points and not any(each.outcome == "ok" for each in points):
+    if whole and points and not any(each.outcome == "ok" for each in points):
         return EXIT_POINT_FAILED
     return EXIT_OK

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mhaprof import attention
+from mhaprof.cli.model import ModelChoice
 from mhaprof.cli.planning import Planned, reference_points, versions_of
 from mhaprof.cli.timing_options import options_of, settings_of
-from mhaprof.config import SettingsSection, load_config
-from mhaprof.config.planned import PlannedPoint
+from mhaprof.config import Config, SettingsSection, load_config
+from mhaprof.config.planned import NOTHING, PlannedPoint
 from mhaprof.errors import UsageError
-from mhaprof.point.measuring import Metric
+from mhaprof.point.measuring import METRICS, Metric
 from mhaprof.records import Point
 from mhaprof.report.tabular import Row
 from mhaprof.report.view import View, number, status, text
@@ -44,67 +45,108 @@ class SweepPlan:
         return self.settings.rounds or self.settings.replicates or 1
 
 
-def plan_sweep(
-    config: Path,
-    given: Mapping[str, Sequence[object]],
-    *,
-    flags: SettingsSection,
-    implementations: Sequence[str] | None,
-    allow_import: bool,
-    pooled: bool,
-    resolve: Callable[[str], str],
-    shard: Shard | None,
-) -> SweepPlan:
-    """Read a file and expand it; ``given`` fields and ``flags`` win over the file's.
+@dataclass(frozen=True, kw_only=True)
+class SweepRequest:
+    """What the command line says beside the file; what is None leaves the file's word.
 
-    ``pooled`` says that CUDA devices were listed apart: points are for ``cuda`` then
-    unless the file names devices.  ``resolve`` turns a device as given into the one to
-    plan for.  Raises ConfigError, SpecError or UsageError.
+    ``given`` fields and ``flags`` win over the file's.  ``pooled`` says that CUDA
+    devices were listed apart: points are for ``cuda`` then unless the file names
+    devices.  ``resolve`` turns a device as given into the one to plan for.
     """
-    from mhaprof.cli.model_reading import read_model
 
-    loaded = load_config(
-        config,
-        allow_import=allow_import,
-        overrides=given,
-        implementations=attention.names(),
-        read_model=read_model,
-    )
-    section = loaded.settings.merged(flags)
-    if pooled and section.device is None:
+    given: Mapping[str, Sequence[object]]
+    flags: SettingsSection
+    implementations: Sequence[str] | None
+    measure: Sequence[Metric] | None
+    allow_import: bool
+    pooled: bool
+    resolve: Callable[[str], str]
+    shard: Shard | None
+
+
+def plan_sweep(config: Path | None, model: ModelChoice | None, asked: SweepRequest) -> SweepPlan:
+    """Read a file, or a model's, and expand it.
+
+    Raises ConfigError, SpecError or UsageError with every fault.
+    """
+    loaded = _loaded(config, model, asked)
+    section = loaded.settings.merged(asked.flags)
+    if asked.pooled and section.device is None:
         section = section.model_copy(update={"device": ("cuda",)})
-    what: frozenset[Metric] = frozenset(loaded.measure)
+    what: frozenset[Metric] = frozenset(asked.measure or loaded.measure)
     counting = what <= {"flops"}
     default = COUNTED_IMPLEMENTATIONS if counting else TIMED_IMPLEMENTATIONS
-    asked = tuple(implementations or default)
-    entries = [_overridden(point) if implementations else point for point in loaded.entries]
+    names = tuple(asked.implementations or default)
+    points = loaded.entries
+    if asked.implementations:
+        points = tuple(replace(point, implementations=None) for point in points)
     specs = [
         Planned(name=point.name, spec=point.spec, implementations=point.implementations)
-        for point in entries
+        for point in points
         if point.spec is not None and point.skip is None
     ]
-    references: list[Point] = []
-    if loaded.reference and "flops" in what:
-        references = reference_points(specs)
-    planned = expand(
-        entries,
-        implementations=asked,
-        versions=versions_of(specs, asked, allow_import=allow_import),
-        settings=[] if counting else settings_of(section, resolve=resolve),
+    entries = expand(
+        points,
+        implementations=names,
+        versions=versions_of(specs, names, allow_import=asked.allow_import),
+        settings=[] if counting else settings_of(section, resolve=asked.resolve),
         what=what,
-        options=options_of(section, allow_import=allow_import),
-        references=references,
+        options=options_of(section, allow_import=asked.allow_import),
+        references=reference_points(specs) if loaded.reference and "flops" in what else (),
     )
-    if shard is not None:
-        planned = [entry for entry in planned if shard.has(entry.identity)]
-    return SweepPlan(name=loaded.name, text=loaded.text, entries=planned, settings=section)
+    if asked.shard is not None:
+        entries = [entry for entry in entries if asked.shard.has(entry.identity)]
+    return SweepPlan(name=loaded.name, text=loaded.text, entries=entries, settings=section)
 
 
-def _overridden(point: PlannedPoint) -> PlannedPoint:
-    """Return the point without its own implementations: the command line names them."""
-    from dataclasses import replace
+def _loaded(config: Path | None, model: ModelChoice | None, asked: SweepRequest) -> Config:
+    """Return the file's points, or a model's distinct layers as if a file named them."""
+    if (config is None) == (model is None):
+        raise UsageError("sweep takes CONFIG, or --model or --preset in its place; give one")
+    if config is not None:
+        from mhaprof.cli.model_reading import read_model
 
-    return replace(point, implementations=None)
+        return load_config(
+            config,
+            allow_import=asked.allow_import,
+            overrides=asked.given,
+            implementations=attention.names(),
+            read_model=read_model,
+        )
+    assert model is not None
+    source = model.raw.source
+    return Config(
+        file=source,
+        name=re.sub(r"[^\w.-]+", "-", source).strip("-."),
+        text="",
+        entries=tuple(_layer(planned) for planned in model.planned(asked.given)),
+        settings=SettingsSection(),
+        measure=("flops",),
+        reference=True,
+    )
+
+
+def _layer(planned: Planned) -> PlannedPoint:
+    return PlannedPoint(
+        name=planned.name,
+        spec=planned.spec,
+        implementations=None,
+        skip=None,
+        given=NOTHING,
+        model=None,
+        module=None,
+        line=0,
+        column=0,
+    )
+
+
+def parse_metrics(text: str) -> list[Metric]:
+    """Read ``flops,latency``.  Raises UsageError."""
+    given = [part.strip() for part in text.split(",")]
+    for name in given:
+        if name not in METRICS:
+            raise UsageError(f"--measure {name!r} is not one of {', '.join(METRICS)}")
+    return [metric for metric in METRICS if metric in given]
 
 
 def parse_shard(text: str) -> Shard:

@@ -6,10 +6,13 @@ themselves know none.
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
 import math
 import os
 import platform
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +28,9 @@ if TYPE_CHECKING:
 FLUSH_BYTES = 256 * 2**20
 """Least bytes that a flush writes (or, on a CPU, reads)."""
 
+CUDA_DRIVER = "libcuda.so.1"
+"""What the CUDA runtime loads before it can find a device."""
+
 ROOT = Path("/")
 
 
@@ -35,8 +41,8 @@ def resolve_device(name: str) -> str:
     back: raises Unavailable (code ``no_cuda``, ``no_mps``, ``no_xpu``) when it is not
     there, UsageError when it is no device name.  ``cpu`` is always there: no torch needed.
     """
-    if name == "cpu":
-        return name
+    if name == "cpu" or (name == "auto" and _surely_no_accelerator()):
+        return "cpu"
     import torch
 
     if name == "auto":
@@ -55,6 +61,35 @@ def resolve_device(name: str) -> str:
     elif kind == "xpu" and not torch.xpu.is_available():
         raise Unavailable(_absent(name, "Intel GPU"), code="no_xpu")
     return name
+
+
+def _surely_no_accelerator() -> bool:
+    """Say that torch cannot find an accelerator here, without its import, which takes seconds.
+
+    True where it is a build for CPUs alone, or for CUDA where no driver can be loaded.
+    False where torch has to be asked: also when it is imported already.
+    """
+    if "torch" in sys.modules or sys.platform != "linux":
+        return False
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return False
+    try:
+        text = Path(found.origin).with_name("version.py").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    built = dict(re.findall(r"^(cuda|hip|xpu)\b[^=\n]*= *(\S+)", text, re.MULTILINE))
+    if built.keys() != {"cuda", "hip", "xpu"} or {built["hip"], built["xpu"]} != {"None"}:
+        return False
+    return built["cuda"] == "None" or not _can_load(CUDA_DRIVER)
+
+
+def _can_load(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
 
 
 def _require_cuda(name: str, index: int) -> None:

@@ -40,9 +40,14 @@ class Demand:
     reference: int
 
     @property
+    def call_bytes(self) -> int:
+        """Return the peak of a call alone, as ``peak.measured_peak`` takes it."""
+        return self.resident + self.activations + self.scores
+
+    @property
     def peak_bytes(self) -> int:
-        """Return the largest sum that exists at once."""
-        return self.resident + max(self.activations + self.scores, self.reference)
+        """Return the largest sum that exists at once, the check before the call included."""
+        return max(self.call_bytes, self.resident + self.reference)
 
 
 def predict(
@@ -228,6 +233,11 @@ def refusal(demand: Demand, *, device: str, available: int | None) -> Skipped | 
         f"activations {format_bytes(demand.activations)}, "
         f"weights and inputs {format_bytes(demand.resident)}"
     )
+    if demand.call_bytes < needed:
+        parts = (
+            f"the float64 reference of the check {format_bytes(demand.reference)}, "
+            f"weights and inputs {format_bytes(demand.resident)}"
+        )
     return Skipped(
         code="predicted_oom",
         message=f"needs {format_bytes(needed)} ({parts}) on {device}, where "

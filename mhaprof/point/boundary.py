@@ -28,11 +28,13 @@ def guarded(point: Point, measure: Callable[[], Outcome]) -> Result:
             message=f"{type(error).__name__}: {_first_line(error)}",
             traceback=traceback.format_exc(),
         )
-    return Result(point=point, outcome=outcome, reference_macs=reference_macs(point.spec))
+    return Result.trusted(point=point, outcome=outcome, reference_macs=reference_macs(point.spec))
 
 
 def _code_of(error: Exception) -> str:
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+    """Tell what Python, CUDA and torch's CPU allocator raise for memory from other errors."""
+    named = type(error).__name__ == "OutOfMemoryError"
+    if isinstance(error, MemoryError) or named or "DefaultCPUAllocator" in str(error):
         return "out_of_memory"
     return "error"
 

@@ -47,15 +47,15 @@ def _measure(
     options: MeasureOptions,
     progress: ProgressCallback | None,
 ) -> Outcome:
-    timed_metrics = {"latency", "memory"} & set(what)
+    timed = "latency" in what or "memory" in what
     counted = count(
         point,
         counters=options.counters if "flops" in what else ("closed-form",),
         backward=options.backward or point.settings.mode != "forward",
-        cache_dtype=_bytes_dtype(point, options, timed=bool(timed_metrics)),
+        cache_dtype=_bytes_dtype(point, options, timed=timed),
         allow_import=options.allow_import,
     )
-    if isinstance(counted, Skipped) or not timed_metrics:
+    if isinstance(counted, Skipped) or not timed:
         return counted
     return _measure_on_device(point, what, options, progress, counted)
 

@@ -24,7 +24,9 @@ def predict_memory(
 ) -> Memory | Skipped:
     """Predict the peak of one call, or refuse a point that cannot fit.
 
-    The skip's code is ``predicted_oom``; nothing is allocated.
+    The skip's code is ``predicted_oom``; nothing is allocated.  What must fit includes
+    the float64 reference; the prediction is that of the call alone, like the peak that
+    is measured.
     """
     from mhaprof.measure import memory
 
@@ -42,7 +44,7 @@ def predict_memory(
     if refused is not None:
         return refused
     return Memory(
-        predicted_peak_bytes=demand.peak_bytes, peak_bytes=None, available_bytes=available
+        predicted_peak_bytes=demand.call_bytes, peak_bytes=None, available_bytes=available
     )
 
 

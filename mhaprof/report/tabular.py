@@ -154,11 +154,12 @@ def _add_findings(row: Row, outcome: Measured) -> None:
 
 def _add_counts(row: Row, counts: Counts, reference_macs: int | None) -> None:
     # Not dumped, which costs as much as counting: grids are large.
-    row.update(vars(counts))
-    for stage, macs in row.pop("by_stage").items():
+    fields = vars(counts).copy()
+    for stage, macs in fields.pop("by_stage").items():
         row[_STAGE_COLUMN[stage]] = macs
+    fields["uncounted_ops"] = " ".join(sorted(counts.uncounted_ops)) or None
+    row.update(fields)
     row["flops"] = counts.flops
-    row["uncounted_ops"] = " ".join(sorted(counts.uncounted_ops)) or None
     if reference_macs:
         row["ratio_to_reference"] = counts.macs / reference_macs
 
@@ -229,16 +230,19 @@ def to_json(
 
 def to_csv(rows: Sequence[Row]) -> str:
     """Return the rows as CSV with a header; lists are written as JSON."""
+    columns = columns_of(rows)
+    commas = len(columns) - 1
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    columns = columns_of(rows)
     writer.writerow(columns)
     for row in rows:
-        # Most rows have all columns in their order: those are written as they are.
         values = row.values() if list(row) == columns else [row.get(name) for name in columns]
-        if not _NESTED.isdisjoint(map(type, values)):
-            values = [_as_json(value) for value in values]
-        writer.writerow(values)
+        line = ",".join(["" if value is None else str(value) for value in values])
+        # A plain line needs no quotes and is written as it is, in half the writer's time.
+        if line and line.count(",") == commas and not any(mark in line for mark in _NOT_PLAIN):
+            buffer.write(line + "\n")
+        else:
+            writer.writerow([_as_json(value) for value in values])
     return buffer.getvalue()
 
 
@@ -255,9 +259,9 @@ def columns_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(columns) or list(COLUMNS)
 
 
-_NESTED = frozenset((list, dict))
+_NOT_PLAIN = ('"', "\n", "\r", "[", "{")
 
 
 def _as_json(value: Any) -> Any:
     """Return lists and dicts as JSON, other values as they are."""
-    return json.dumps(value) if type(value) in _NESTED else value
+    return json.dumps(value) if isinstance(value, list | dict) else value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,40 @@ def test_auto_takes_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert devices.resolve_device("auto") == "cpu"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert devices.resolve_device("auto") == "cuda"
+
+
+BUILDS = {
+    "cpu": "cuda: Optional[str] = None\nhip: Optional[str] = None\nxpu: Optional[str] = None\n",
+    "cuda": "cuda: Optional[str] = '13.0'\nhip: Optional[str] = None\nxpu: Optional[str] = None\n",
+    "rocm": "cuda: Optional[str] = None\nhip: Optional[str] = '7.0'\nxpu: Optional[str] = None\n",
+    "xpu": "cuda: Optional[str] = None\nhip: Optional[str] = None\nxpu: Optional[str] = '2025'\n",
+    "foreign": "debug = False\n",
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere torch is asked at once")
+@pytest.mark.parametrize(
+    ("build", "driver", "asked"),
+    [
+        ("cpu", True, False),
+        ("cuda", False, False),
+        ("cuda", True, True),
+        ("rocm", False, True),
+        ("xpu", False, True),
+        ("foreign", False, True),
+    ],
+)
+def test_auto_imports_torch_only_where_it_could_find_an_accelerator(
+    build: str, driver: bool, asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = "def is_available(): return True\nclass cuda: is_available = is_available\n"
+    written(tmp_path, {"torch/__init__.py": fake, "torch/version.py": BUILDS[build]})
+    monkeypatch.setattr(devices, "_can_load", lambda library: driver)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torch")
+    assert devices.resolve_device("auto") == ("cuda" if asked else "cpu")
+    assert ("torch" in sys.modules) == asked
+    sys.modules.pop("torch", None)
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:x", "", "cpu:0"])

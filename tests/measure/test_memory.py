@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from mhaprof import attention
 from mhaprof.measure.memory import available_bytes, predict, predict_peak_bytes, refusal
+from mhaprof.point.timing import predict_memory
+from mhaprof.records import Memory, Point, Settings
 from mhaprof.spec import AttentionSpec
 
 GIB = 2**30
@@ -118,6 +121,28 @@ def test_the_peak_is_the_call_or_the_reference_never_both() -> None:
     assert demand.peak_bytes == demand.resident + demand.reference
     unchecked = predict_peak_bytes(tiny, fused=True, dtype_bytes=2, check_reference=False)
     assert unchecked == demand.resident + demand.activations
+
+
+def test_a_row_predicts_its_call_without_the_check_so_that_eager_and_fused_differ() -> None:
+    spec = AttentionSpec(batch=1, tokens=256, dim=512, heads=8)
+    settings = Settings(device="cpu", dtype="float32")
+    found = {}
+    for name in ("eager", "sdpa"):
+        point = Point(name="small", spec=spec, implementation=name, settings=settings)
+        memory = predict_memory(point, attention.get(name))
+        assert isinstance(memory, Memory)
+        found[name] = memory.predicted_peak_bytes
+    one = 256 * 512 * 4  # x, q twice, k, v, the heads twice, the result; W four times
+    weights = 4 * 512 * 512 * 4
+    assert found == {"sdpa": weights + 8 * one, "eager": weights + 8 * one + 2 * 8 * 256 * 256 * 4}
+
+
+def test_what_cannot_be_checked_is_refused_by_the_size_of_the_reference() -> None:
+    tiny = AttentionSpec(batch=1, tokens=64, dim=64, heads=1)
+    demand = predict(tiny, fused=True, dtype_bytes=2)
+    row = refusal(demand, device="cpu", available=demand.call_bytes)
+    assert row is not None
+    assert "the float64 reference of the check" in row.message
 
 
 def test_the_reference_of_a_huge_problem_does_not_multiply_its_peak() -> None:

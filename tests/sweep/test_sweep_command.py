@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sqlite3
 import subprocess
@@ -232,14 +231,13 @@ def test_parquet_goes_to_a_file_or_names_its_extra(
     mhaprof("sweep", "counts.yaml", "--inline")
     file = "results/counts.sqlite"
     assert "give --output FILE" in mhaprof("results", file, "--format", "parquet").err
-    monkeypatch.setattr("mhaprof.cli.results.find_spec", lambda name: None)
-    refused = mhaprof("results", file, "--format", "parquet", "-o", "c.parquet")
+    with monkeypatch.context() as without:
+        without.setattr("mhaprof.cli.results.find_spec", lambda name: None)
+        refused = mhaprof("results", file, "--format", "parquet", "-o", "c.parquet")
     assert refused.err == (
         "mhaprof: --format parquet needs pyarrow: pip install 'mhaprof[parquet]'\n"
     )
-    monkeypatch.undo()
     pytest.importorskip("pyarrow")
-    os.chdir(Path(file).resolve().parents[1])
     assert mhaprof("results", file, "--format", "parquet", "-o", "c.parquet").code == 0
     assert pd.read_parquet("c.parquet").name.tolist() == load(file).name.tolist()
 
