@@ -280,11 +280,14 @@ def kv_cache_bytes(spec: AttentionSpec, *, dtype_bytes: int, windowed: bool = Tr
 
     A window (or a chunk) caps the tokens kept, unless ``windowed`` is false.
     """
-    tokens = spec.kv_tokens
-    limit = spec.window if spec.chunk is None else spec.chunk
-    if windowed and limit is not None:
-        tokens = min(tokens, limit)
+    tokens = _kept_tokens(spec) if windowed else spec.kv_tokens
     return spec.batch * tokens * kv_bytes_per_token(spec, dtype_bytes=dtype_bytes)
+
+
+def _kept_tokens(spec: AttentionSpec) -> int:
+    """Return the cached tokens that a later query can still see: a window or chunk of them."""
+    limits = [limit for limit in (spec.window, spec.chunk) if limit is not None]
+    return min([spec.kv_tokens, *limits])
 
 
 def moved_bytes(
@@ -299,8 +302,9 @@ def moved_bytes(
 
     Each operand is counted once: inputs, parameters, the output; in prefill the new
     keys and values are written, in decode the cache is read (and the new entry
-    written).  An attention that is not ``fused`` also writes and reads the scores
-    and the weights (4 x B * h * N * M).  Caches are assumed to hold everything
+    written): what a window or chunk keeps of it, or all of it where the attention is
+    not ``fused``, which also writes and reads the scores and the weights
+    (4 x B * h * N * M).  Caches are assumed to hold everything
     between the two uses of an operand: a lower bound, as a roofline wants it.
     ``cache_dtype_bytes`` is the width of keys and values, where it differs; ``learned``
     are the ``params``, where they are known.
@@ -316,7 +320,7 @@ def moved_bytes(
         elements += 4 * b * spec.heads * dense_pairs(spec)
     if spec.kv_proj:
         per_token = kv_bytes_per_token(spec, dtype_bytes=1)
-        read = spec.kv_tokens if spec.phase == "decode" else 0
+        read = (_kept_tokens(spec) if fused else spec.kv_tokens) if spec.phase == "decode" else 0
         cached = b * per_token * (read + spec.new_kv_tokens)
     else:
         cached = b * spec.kv_tokens * spec.kv_heads * (spec.head_dim + spec.v_head_dim)

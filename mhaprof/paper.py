@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mhaprof import formulas
+from mhaprof.errors import UsageError
 from mhaprof.records import Counts, Point
 from mhaprof.spec import DEFAULT_HEADS, AttentionSpec
 from mhaprof.units import format_percent, format_ratio
@@ -24,8 +25,11 @@ REFERENCE = "one full head, no W_O"
 def claim_points(*, dim: int, tokens: int, batch: int) -> list[Point]:
     """Return the claim's cases: one full head, eight heads, and other head counts.
 
-    Head counts that do not divide ``dim`` are left out.
+    Head counts that do not divide ``dim`` are left out; raises UsageError when that
+    leaves one head alone, beside which there is nothing to compare.
     """
+    if all(dim % heads for heads in HEADS[1:]):
+        raise UsageError(f"dim {dim} cannot be split into heads; give an even --dim")
     shape = {"dim": dim, "tokens": tokens, "batch": batch}
     first = Point(
         name=REFERENCE,
@@ -88,7 +92,6 @@ def _sentences(
 ) -> list[str]:
     spec = points[0].spec
     heads = sorted({point.spec.heads for point in points})
-    listed = ", ".join(map(str, heads[:-1])) + f" and {heads[-1]}"
     full = base + w_o
     softmax = {
         point.spec.heads: counted[point.name].softmax_ops / (2 * full)
@@ -96,8 +99,9 @@ def _sentences(
         if point.spec.out_proj
     }
     low, high = min(softmax), max(softmax)
-    return [
-        f"Reproduced: with {listed} heads the count is the same, {base} without W_O, "
+    odd = [heads for heads in sorted({DEFAULT_HEADS, *HEADS}) if spec.dim % heads]
+    sentences = [
+        f"Reproduced: with {_listed(heads)} heads the count is the same, {base} without W_O, "
         f"equal to one full head; with W_O it is {full}, {format_ratio(full / base)} times "
         f"one full head, and the difference, {w_o}, is W_O alone.",
         "Why: a head is dim/heads wide. The projections cost batch x tokens x dim x "
@@ -107,7 +111,14 @@ def _sentences(
         f"2 x {spec.batch} x {spec.tokens}^2 x {spec.dim} = {base}.",
         "What does not cancel: softmax works on heads x tokens x tokens scores; it adds "
         f"{format_percent(softmax[low])} of the operations at {low} head and "
-        f"{format_percent(softmax[high])} at {high} (3 for each score, beside 2 for each MAC)."
-        if low != high
-        else "Softmax, 3 operations for each score, comes on top.",
+        f"{format_percent(softmax[high])} at {high} (3 for each score, beside 2 for each MAC).",
     ]
+    if odd:
+        sentences.append(f"Left out: {_listed(odd)} heads, which do not divide dim {spec.dim}.")
+    return sentences
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    """Word numbers as ``1, 2 and 4``."""
+    *first, last = map(str, numbers)
+    return f"{', '.join(first)} and {last}" if first else last

@@ -131,8 +131,9 @@ class Counts(Record):
     ``fvcore_flops`` is in fvcore's unit (1 per MAC).  The three counters stand side
     by side; ``macs`` is the number they agree on.  ``macs_exact`` and ``pairs_exact``
     count only the query-key pairs that the mask lets through (pairs of one head and
-    one sequence).  ``arithmetic_intensity`` is dense FLOPs (2 per MAC) per byte moved,
-    as ``formulas.moved_bytes`` bounds it from below.
+    one sequence).  ``arithmetic_intensity`` is FLOPs (2 per MAC) per byte moved, as
+    ``formulas.moved_bytes`` bounds it from below; over the visible pairs where the
+    attention is fused, dense where it is not.
     """
 
     fvcore_flops: int | None

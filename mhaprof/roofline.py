@@ -31,7 +31,7 @@ HINT = "give --peak-tflops and --peak-gbps, or run mhaprof env --calibrate"
 class Peaks:
     """Dense peaks of one device.
 
-    ``tflops`` maps ``float32``, ``tf32``, ``float16``, ``bfloat16`` and ``float8`` to
+    ``tflops`` maps ``float64``, ``float32``, ``tf32``, ``float16``, ``bfloat16`` and ``float8`` to
     TFLOP/s (2 FLOPs per MAC); ``gbps`` is memory bandwidth in GB/s (1e9 bytes).
     ``measured`` says that they were calibrated on the machine, not read in a datasheet.
     """

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,3 +66,42 @@ def fresh_mhaprof() -> Mhaprof:
         return Ran(code=done.returncode, out=done.stdout, err=done.stderr)
 
     return call
+
+
+@pytest.fixture(scope="session")
+def torchvision_loads() -> Iterator[None]:
+    """Let torchvision, which timm and transformers import, load beside any build of torch.
+
+    The published torchvision is linked against a CUDA build of torch and fails beside a
+    CPU build, for want of two operators that nothing here calls: declaring them lets its
+    Python part load.
+    """
+    torch = pytest.importorskip("torch")
+    library = None
+    try:
+        importlib.import_module("torchvision")
+    except ModuleNotFoundError:
+        pass
+    except RuntimeError as error:
+        if "operator torchvision::nms does not exist" not in str(error):
+            raise
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        library = torch.library.Library("torchvision", "FRAGMENT")
+        for operator in ("nms", "qnms"):
+            library.define(f"{operator}(Tensor dets, Tensor scores, float threshold) -> Tensor")
+        importlib.import_module("torchvision")
+    yield
+    del library  # alive until here: freeing it withdraws the operators
+
+
+@pytest.fixture(scope="session")
+def transformers(torchvision_loads: None) -> Any:
+    """Import transformers, the oracle of models; skip without it."""
+    return pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="session")
+def timm(torchvision_loads: None) -> Any:
+    """Import timm, the oracle of image models; skip without it."""
+    return pytest.importorskip("timm")

@@ -179,6 +179,19 @@ def test_window_saves_cache() -> None:
     assert formulas.kv_cache_bytes(spec, dtype_bytes=2, windowed=False) == 2 * 1024 * 2048
 
 
+def test_a_fused_windowed_decode_reads_the_window_alone() -> None:
+    decode = AttentionSpec(
+        phase="decode", kv_tokens=32768, causal="bottom-right", window=4096, batch=1
+    )
+    short = decode.replace(kv_tokens=4096)
+    moved = {
+        fused: formulas.moved_bytes(decode, dtype_bytes=2, fused=fused) for fused in (True, False)
+    }
+    assert moved[True] == formulas.moved_bytes(short, dtype_bytes=2, fused=True)
+    scores = 4 * 8 * 32768 * 2
+    assert moved[False] == moved[True] + (32768 - 4096) * 2048 + scores
+
+
 specs = st.builds(
     lambda batch, tokens, heads, group, head_dim, v_head_dim, out_proj: AttentionSpec(
         batch=batch,

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from mhaprof import __version__
 from mhaprof.cli.commands import add_commands
-from mhaprof.cli.output import say
+from mhaprof.cli.output import ClosedOutput, say
 from mhaprof.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, MhaprofError
 from mhaprof.report.tabular import to_json
 
 EXIT_INTERNAL = 70
 """A defect of mhaprof itself (EX_SOFTWARE of sysexits.h)."""
+
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+"""What a full disk or a closed stream says: the user's to mend, no defect."""
 
 COMPLETION = "_MHAPROF_COMPLETE"
 """Set by the shell when it asks for completions."""
@@ -53,6 +57,8 @@ def root(
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return the exit code; never raises for a user's error."""
+    if sys.stdout is None:
+        sys.stdout = ClosedOutput()
     command = typer.main.get_command(build(arguments))
     try:
         code = command.main(args=list(arguments), prog_name="mhaprof", standalone_mode=False)
@@ -62,7 +68,9 @@ def run(arguments: Sequence[str]) -> int:
         return stop.exit_code
     except (typer.Abort, KeyboardInterrupt):
         return _failed(arguments, "interrupted", EXIT_INTERRUPTED)
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit) as stop:  # typer makes the second of the first
+        if not isinstance(stop if isinstance(stop, OSError) else stop.__context__, BrokenPipeError):
+            raise
         _abandon_stdout()
         return EXIT_OK
     except MhaprofError as error:
@@ -74,8 +82,11 @@ def run(arguments: Sequence[str]) -> int:
 def _unexpected(arguments: Sequence[str], error: Exception) -> int:
     """Word a parse error of the command line, or admit a defect in one line."""
     if isinstance(error, _command_line_error()):
-        message = " ".join(error.format_message().split())  # type: ignore[attr-defined]
-        return _failed(arguments, message.rstrip("."), EXIT_USAGE)
+        return _failed(arguments, _parse_error(arguments, error), EXIT_USAGE)
+    if isinstance(error, OSError) and error.errno in UNWRITABLE:
+        _abandon_stdout()
+        say(f"the output cannot be written: {error.strerror}; give --output FILE elsewhere")
+        return EXIT_USAGE
     if os.environ.get("MHAPROF_TRACEBACK"):
         raise error
     message = f"internal error: {type(error).__name__}: {error}".splitlines()[0]
@@ -84,6 +95,19 @@ def _unexpected(arguments: Sequence[str], error: Exception) -> int:
         f"{message}; please report it with the output of MHAPROF_TRACEBACK=1",
         EXIT_INTERNAL,
     )
+
+
+def _parse_error(arguments: Sequence[str], error: Any) -> str:
+    """Word what the parser refused, with the value that was given to the option."""
+    options: list[str] = getattr(getattr(error, "param", None), "opts", [])
+    for index in reversed(range(len(arguments))):
+        flag, equals, value = arguments[index].partition("=")
+        if flag in options and isinstance(error, typer.BadParameter):
+            given = value if equals else "".join(arguments[index + 1 : index + 2])
+            reason = error.message.rstrip(".")
+            return f"{flag} {given!r}: {reason[:1].lower()}{reason[1:]}"
+    message: str = " ".join(error.format_message().split())
+    return message.rstrip(".")
 
 
 def _command_line_error() -> type[Exception]:
@@ -95,7 +119,10 @@ def _failed(arguments: Sequence[str], message: str, code: int) -> int:
     for line in message.splitlines():
         say(line)
     if _wants_json(arguments):
-        print(to_json([], error={"message": message, "exit_code": code}), end="")
+        try:
+            print(to_json([], error={"message": message, "exit_code": code}), end="", flush=True)
+        except OSError:  # nobody can be told more than stderr has said
+            _abandon_stdout()
     return code
 
 
@@ -107,5 +134,6 @@ def _wants_json(arguments: Sequence[str]) -> bool:
 
 
 def _abandon_stdout() -> None:
-    """Let the interpreter exit quietly when the reader of a pipe is gone."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """Let the interpreter exit quietly when the reader of a pipe is gone, or a disk full."""
+    if not isinstance(sys.stdout, ClosedOutput):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +16,7 @@ from mhaprof.cli.module import count_modules
 from mhaprof.cli.options import SpecFlags, takes
 from mhaprof.cli.output import Output, OutputFlags, say
 from mhaprof.cli.planning import (
+    AskedModule,
     Impossible,
     Plan,
     plan,
@@ -117,8 +120,13 @@ def flops(
     if module is not None:
         if config is not None or given or impl or model:
             raise UsageError("--module counts that module alone; drop the file and other flags")
-        asked = Plan(modules=[(module, source_of(module, parse_kwargs(kwargs), input or ()))])
+        if explain:
+            raise UsageError("a module has no formula that --explain could show; drop it")
+        source = source_of(module, parse_kwargs(kwargs), input or ())
+        asked = Plan(modules=[AskedModule(name=module, source=source)])
     else:
+        if input or kwargs != "{}":
+            raise UsageError("--kwargs and --input are of a module; name it by --module")
         asked = plan(config, given, model=model, allow_import=allow_import)
     reference = asked.reference if reference is None else reference
     rows: list[Row] = []
@@ -133,11 +141,10 @@ def flops(
         ),
         reference=reference,
     )
-    code = exit_code(_noted(results, rows, reference=reference))
-    own = count_modules(asked.modules, counters=counters, backward=backward)
-    explained = {
-        entry.name: explanation(entry.spec) for entry in (asked.specs if explain else ())
-    }
+    with redirect_stdout(sys.stderr):  # code of the user may print; our data stays apart
+        own = count_modules(asked.modules, counters=counters, backward=backward)
+        code = exit_code(_noted(results, rows, reference=reference))
+    explained = {entry.name: explanation(entry.spec) for entry in (asked.specs if explain else ())}
     out.emit(
         [*rows, *own.rows],
         [*_views(rows, breakdown=breakdown), *own.views] if out.has_views else [],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -11,6 +11,7 @@ from mhaprof.cli.options import SpecFlags, takes
 from mhaprof.cli.output import Output, OutputFlags
 from mhaprof.cli.planning import Impossible, plan_flags
 from mhaprof.errors import EXIT_OK, UsageError
+from mhaprof.records import Dtype
 from mhaprof.report.view import View, text
 
 
@@ -29,6 +30,8 @@ def implementations(
     """List the implementations: which can count and run the attention asked for, and why not."""
     from mhaprof.measure.devices import resolve_device
 
+    if dtype not in get_args(Dtype):
+        raise UsageError(f"--dtype {dtype!r} is not one of {', '.join(get_args(Dtype))}")
     planned = plan_flags(given)
     if len(planned) != 1 or isinstance(planned[0], Impossible):
         raise UsageError("implementations takes one attention, not a grid; give single values")

@@ -20,7 +20,7 @@ from mhaprof.errors import EXIT_INTERRUPTED
 from mhaprof.point import MeasureOptions, measure_point
 from mhaprof.point.fresh import measure_replicated
 from mhaprof.point.measuring import Metric
-from mhaprof.records import Measured, Point, Result, Skipped
+from mhaprof.records import Environment, Measured, Point, Result, Settings, Skipped
 from mhaprof.report.tabular import Row, row_of, to_json
 from mhaprof.report.times import latency_view
 from mhaprof.report.views import findings_notes
@@ -69,7 +69,7 @@ def latency(
 
     Without flags: dim 512, heads 8, tokens 1024, batch 32; eager and sdpa.
     """
-    from mhaprof.measure.environment import collect
+    from mhaprof.measure.devices import require_timer
 
     if samples_out is not None:
         check_writable(samples_out, flag="--samples-out")
@@ -78,6 +78,8 @@ def latency(
     versions = versions_of(asked.entries, implementations, allow_import=allow_import)
     section = asked.settings.merged(timing)
     settings = settings_of(section)
+    for setting in settings:
+        require_timer(setting.device or "cpu", setting.timer)
     options = options_of(section, allow_import=allow_import)
     points = [
         point
@@ -90,23 +92,58 @@ def latency(
         for entry in asked.impossible
         for name in entry.implementations or implementations
     ]
-    device = settings[0].device or "cpu"
-    before = collect(device)
+    before = _environment(settings)
     count = replicates or section.replicates or 1
     results = [*_measure_all(points, options, replicates=count), *impossible]
     rows = [row_of(result, latency=True) for result in results]
-    title = f"Time of one {settings[0].mode} call"
+    words = f"{settings[0].mode} call" + (", compiled" if settings[0].compile else "")
+    title = f"Time of one {words}"
     out.emit(
         rows,
         [latency_view(rows, title=title, compare=compare)],
         environment=before,
-        environment_after=collect(device),
+        environment_after=_environment(settings),
     )
-    for note in findings_notes(rows):
+    for note in [*findings_notes(rows), *_peak_notes(rows)]:
         say(note)
     if samples_out is not None:
         write_atomically(samples_out, to_json(_with_samples(rows, results)))
     return EXIT_INTERRUPTED if was_interrupted(results) else exit_code(results)
+
+
+def _environment(settings: Sequence[Settings]) -> Environment:
+    """Return the environment now: of the accelerator where one is measured, with its threads.
+
+    Where threads are an axis the rows alone say how many.
+    """
+    from mhaprof.measure.environment import collect
+
+    names = [setting.device or "cpu" for setting in settings]
+    device = next((name for name in names if name != "cpu"), "cpu")
+    threads = {setting.threads for setting in settings if setting.device == "cpu"}
+    found = collect(device, threads=next(iter(threads), None))
+    if len(threads) < 2:
+        return found
+    others = {name: value for name, value in found.settings.items() if name != "threads"}
+    return found.model_copy(update={"settings": others})
+
+
+def _peak_notes(rows: Sequence[Row]) -> list[str]:
+    """Say what to do for timed devices that no roofline is known of."""
+    from mhaprof.roofline import HINT
+
+    unknown = {
+        (str(row["device_name"]), row.get("threads"))
+        for row in rows
+        if row.get("latency_median_s") is not None and row.get("attained_fraction") is None
+    }
+    return [
+        f"no roofline for {name}"
+        + ("" if threads is None else f" at --threads {threads}")
+        + f": {HINT}"
+        + ("" if threads is None else f" --threads {threads}")
+        for name, threads in sorted(unknown, key=str)
+    ]
 
 
 def _measure_all(
@@ -118,18 +155,14 @@ def _measure_all(
         for point in points:
             bar.start(f"{point.name}, {point.implementation}")
             try:
-                result = _measure(point, options, replicates=replicates, bar=bar)
+                results.append(_measure(point, options, replicates=replicates, bar=bar))
             except KeyboardInterrupt:
-                message = "interrupted before it was measured"
-                results += [
-                    Result(point=rest, outcome=Skipped(code="interrupted", message=message))
-                    for rest in points[len(results) :]
-                ]
                 break
-            results.append(result)
-            if was_interrupted([result]):
+            if was_interrupted(results[-1:]):
                 break
-    return results
+    message = "interrupted before it was measured"
+    rest = Skipped(code="interrupted", message=message)
+    return results + [Result(point=point, outcome=rest) for point in points[len(results) :]]
 
 
 def _measure(point: Point, options: MeasureOptions, *, replicates: int, bar: Bar) -> Result:

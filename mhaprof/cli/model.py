@@ -40,7 +40,7 @@ MODEL_HELP = "a model's config.json, its folder, or hf:org/name"
 @takes(out=OutputFlags)
 def model(
     config: Annotated[
-        str | None, typer.Argument(help=MODEL_HELP, metavar="[FILE]", show_default=False)
+        str | None, typer.Argument(help=MODEL_HELP, metavar="FILE", show_default=False)
     ] = None,
     preset: Annotated[
         str | None, typer.Option(help="a model whose shapes mhaprof knows", metavar="NAME")
@@ -60,7 +60,7 @@ def model(
     kv_tokens: Annotated[
         int | None,
         typer.Option(
-            help="tokens that cross-attention reads",
+            help="tokens that cross-attention reads; without any, in phase decode, of the cache",
             metavar="N",
             show_default="what the file fixes, else tokens",
         ),
@@ -98,7 +98,7 @@ def model(
     for change in changes:
         cost = cost_of(changed(plan, change), cache_dtype=change.cache_dtype or cache_dtype)
         rows += model_rows(cost, what_if=change.text)
-    _warn(plan)
+    warn(plan, set())
     out.emit(rows, model_views(rows, notes=()), warnings=list(_notes(plan)))
     return EXIT_OK
 
@@ -163,10 +163,11 @@ class ModelChoice:
                 )
         varied = [field for field, values in given.items() if len(values) > 1]
         points: list[Planned] = []
+        said: set[str] = set()
         for values in itertools.product(*given.values()):
             shape = dict(zip(given, values, strict=True))
             plan = self.plan(shape)
-            _warn(plan)
+            warn(plan, said)
             kinds = plan.kinds if self.layer is None else plan.kinds_of(self.layer)
             suffix = "".join(f" {field}={shape[field]}" for field in varied)
             points += [Planned(name=kind.name + suffix, spec=kind.spec) for kind in kinds]
@@ -198,9 +199,13 @@ def _notes(plan: ModelPlan) -> list[str]:
     return [*plan.warnings, *left_out]
 
 
-def _warn(plan: ModelPlan) -> None:
+def warn(plan: ModelPlan, said: set[str]) -> None:
+    """Say the plan's notes, each once: those in ``said`` were, and the others are added."""
     for note in _notes(plan):
-        say(f"{plan.source}: {note}")
+        line = f"{plan.source}: {note}"
+        if line not in said:
+            said.add(line)
+            say(line)
 
 
 class _ModelFlags:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from mhaprof.cli.model import SHAPE_FIELDS, warn
 from mhaprof.config import ModelSource
+from mhaprof.errors import UsageError
 from mhaprof.huggingface import layers_of
 from mhaprof.huggingface.sources import read_config, read_preset
 from mhaprof.spec import AttentionSpec
 
-SHAPE_FIELDS = ("batch", "tokens", "kv_tokens", "phase")
-"""The spec fields that a model's file does not fix."""
+_said: set[str] = set()
+"""What this process has said: a grid reads the same model at each of its points."""
 
 
 def read_model(
@@ -20,8 +22,16 @@ def read_model(
     """Return a name and a spec for each distinct kind of layer of a model.
 
     ``fields`` are what the configuration gives beside the model: batch, tokens,
-    kv_tokens, phase.  Raises UsageError for any other, and what reading raises.
+    kv_tokens, phase.  Says what the plan assumes or leaves out.  Raises UsageError for
+    any other field, and what reading raises.
     """
+    foreign = [name for name in fields if name not in SHAPE_FIELDS]
+    if foreign:
+        verb = "is" if len(foreign) == 1 else "are"
+        raise UsageError(
+            f"{', '.join(foreign)} {verb} what the model's file says; beside a model give "
+            f"{', '.join(SHAPE_FIELDS)} alone, in the defaults too"
+        )
     if source.kind == "preset":
         raw = read_preset(source.reference)
     else:
@@ -35,4 +45,5 @@ def read_model(
         phase=fields.get("phase") or "prefill",
         kv_tokens=fields.get("kv_tokens"),
     )
+    warn(plan, _said)
     return [(kind.name, kind.spec) for kind in plan.kinds]

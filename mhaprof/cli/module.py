@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mhaprof import module_source
+from mhaprof.cli.planning import AskedModule
 from mhaprof.errors import UsageError
 from mhaprof.module_source import ModuleSource
 from mhaprof.report.tabular import COLUMNS, Row
@@ -29,26 +30,44 @@ class ModuleReport:
 
 
 def count_modules(
-    sources: Sequence[tuple[str, ModuleSource]], *, counters: Sequence[str], backward: bool
+    modules: Sequence[AskedModule], *, counters: Sequence[str], backward: bool
 ) -> ModuleReport:
-    """Count named modules of the user.  Raises UsageError when one cannot be built or run."""
-    if not sources:
-        return ModuleReport(rows=[], views=[], notes=[], blocked=False)
-    from mhaprof.measure.flops import count_module
+    """Count named modules of the user.
 
+    Raises UsageError with a line for each that cannot be built or run.
+    """
+    if not modules:
+        return ModuleReport(rows=[], views=[], notes=[], blocked=False)
     tracers = [counter for counter in counters if counter != "closed-form"]
     if not tracers:
         raise UsageError("a module has no closed form; give --counter fvcore or torch")
-    rows, views, notes, blocked = [], [], [], False
-    for name, source in sources:
-        module = module_source.build(source)
-        inputs = module_source.meta_inputs(source.inputs)
-        found = count_module(module, inputs, counters=tracers, backward=backward)
-        rows.append(_row(name, source, found))
+    rows, views, notes, faults, blocked = [], [], [], [], False
+    for asked in modules:
+        name = asked.name
+        try:
+            found = _counted(asked.source, tracers, backward=backward)
+        except UsageError as error:
+            faults.append(f"{asked.place}: {name}: {error}" if asked.place else str(error))
+            continue
+        rows.append(_row(name, asked.source, found))
         views += [_operators(name, found), _submodules(name, found)]
         notes += [f"{name}: {finding.message}" for finding in found.findings]
         blocked = blocked or any(finding.blocking for finding in found.findings)
+    if faults:
+        raise UsageError("\n".join(faults))
     return ModuleReport(rows=rows, views=[_summary(rows), *views], notes=notes, blocked=blocked)
+
+
+def _counted(source: ModuleSource, counters: Sequence[str], *, backward: bool) -> ModuleFlops:
+    from mhaprof.measure.flops import count_module
+
+    try:
+        module = module_source.build(source)
+        inputs = module_source.meta_inputs(source.inputs)
+        return count_module(module, inputs, counters=counters, backward=backward)
+    except SystemExit as stop:
+        message = f"module {source.target} ended the program by sys.exit({stop.code!r})"
+        raise UsageError(message) from stop
 
 
 def _row(name: str, source: ModuleSource, found: ModuleFlops) -> Row:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Protocol, get_args
 
@@ -131,17 +132,21 @@ def _metavar(name: str) -> str:
     return {"integer": "N", "number": "X"}[first["type"]]
 
 
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
+
+
 def _split(text: str) -> list[str]:
     return [part.strip() for part in text.split(",")]
 
 
 def _parsed(text: str) -> object:
     """Read a number as a YAML 1.2 scalar would be read; leave words alone."""
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
+    if _NUMBER.fullmatch(text):
+        for kind in (int, float):
+            try:
+                return kind(text)
+            except ValueError:
+                continue
     return None if text in ("null", "~") else text
 
 

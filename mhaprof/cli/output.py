@@ -5,6 +5,7 @@ Data goes to stdout, everything else to stderr.
 
 from __future__ import annotations
 
+import errno
 import inspect
 import io
 import os
@@ -25,8 +26,17 @@ FORMATS = ("table", "json", "csv", "markdown")
 
 
 def say(message: str) -> None:
-    """Print one line for the user to stderr."""
-    print(f"mhaprof: {message}", file=sys.stderr)
+    """Print one line for the user to stderr; nowhere when the user closed it."""
+    if sys.stderr is not None:
+        print(f"mhaprof: {message}", file=sys.stderr)
+
+
+class ClosedOutput(io.TextIOBase):
+    """Stand for a standard output that the user closed (``>&-``): writing to it fails."""
+
+    def write(self, text: str) -> int:
+        """Refuse to write."""
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +109,16 @@ def _drawn(views: Sequence[View]) -> str:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace ``path`` by ``text`` so that a reader sees the old file or the new one."""
+    """Replace ``path`` by ``text`` so that a reader sees the old file or the new one.
+
+    A link goes on naming its file, which is replaced.  What is no regular file (a device,
+    a pipe) is written to: replacing it would destroy it.
+    """
+    if _is_special(path):
+        with path.open("w", encoding="utf-8", newline="") as sink:
+            sink.write(text)
+        return
+    path = path.resolve()
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     temporary = Path(name)
     try:
@@ -112,6 +131,11 @@ def write_atomically(path: Path, text: str) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _is_special(path: Path) -> bool:
+    """Say whether a path is there and neither a file nor a directory: ``/dev/null``."""
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def _umask() -> int:
@@ -162,9 +186,13 @@ OutputFlags = OutputGroup()
 
 def check_writable(path: Path, *, flag: str = "--output") -> None:
     """Raise UsageError when a file cannot be created there, before anything is measured."""
-    folder = path.parent
     if path.is_dir():
         raise UsageError(f"{flag} {path} is a directory; give a file name in it")
+    if _is_special(path):
+        if not os.access(path, os.W_OK):
+            raise UsageError(f"{flag} {path} is not writable")
+        return
+    folder = path.resolve().parent if path.is_symlink() else path.parent
     if not folder.is_dir():
         raise UsageError(f"{flag} {path}: the directory {folder} does not exist; create it")
     if not os.access(folder, os.W_OK):

@@ -13,7 +13,7 @@ from mhaprof.config import PlannedPoint, SettingsSection, load_config
 from mhaprof.errors import Fault, SpecError, UsageError
 from mhaprof.module_source import ModuleSource, source_of
 from mhaprof.records import ImpossiblePoint, Point, Result, Settings, Skipped
-from mhaprof.spec import AttentionSpec
+from mhaprof.spec import AttentionSpec, checked_fields
 
 if TYPE_CHECKING:
     from mhaprof.cli.model import ModelChoice
@@ -55,8 +55,10 @@ class Impossible:
 def plan_flags(given: Mapping[str, Sequence[object]]) -> list[Planned | Impossible]:
     """Expand flags: one point, or the grid of the flags that hold a list.
 
-    A single impossible spec raises ``SpecError``; in a grid it becomes a skip.
+    A single impossible spec raises ``SpecError``; in a grid it becomes a skip.  A value
+    of the wrong type raises ``SpecError`` in a grid too.
     """
+    _check_types(given)
     varied = [name for name, values in given.items() if len(values) > 1]
     planned: list[Planned | Impossible] = []
     for values in itertools.product(*given.values()):
@@ -74,6 +76,18 @@ def plan_flags(given: Mapping[str, Sequence[object]]) -> list[Planned | Impossib
     if not any(isinstance(point, Planned) for point in planned):
         raise SpecError([]) if not planned else _all_impossible(planned)
     return planned
+
+
+def _check_types(given: Mapping[str, Sequence[object]]) -> None:
+    faults: list[Fault] = []
+    for name, values in given.items():
+        for value in values:
+            try:
+                checked_fields({name: value})
+            except SpecError as error:
+                faults += error.faults
+    if faults:
+        raise SpecError(faults)
 
 
 def _all_impossible(planned: Iterable[Planned | Impossible]) -> SpecError:
@@ -147,11 +161,20 @@ def _reference_name(spec: AttentionSpec) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AskedModule:
+    """A module to count; ``place`` is where a file asks for it (``a.yaml:3:5``), if one does."""
+
+    name: str
+    source: ModuleSource
+    place: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """What a file and flags ask for: points, modules to count, and the file's settings."""
 
     entries: list[Planned | Impossible] = field(default_factory=list)
-    modules: list[tuple[str, ModuleSource]] = field(default_factory=list)
+    modules: list[AskedModule] = field(default_factory=list)
     settings: SettingsSection = field(default_factory=SettingsSection)
     reference: bool = True
 
@@ -196,7 +219,11 @@ def plan(
     return Plan(
         entries=[_entry(point) for point in loaded.entries if point.module is None],
         modules=[
-            (point.name, source_of(module.target, module.kwargs, module.inputs))
+            AskedModule(
+                name=point.name,
+                source=source_of(module.target, module.kwargs, module.inputs),
+                place=f"{config}:{point.line}:{point.column}",
+            )
             for point in loaded.entries
             if (module := point.module) is not None and point.skip is None
         ],

@@ -66,8 +66,8 @@ class Cost:
 
     @property
     def arithmetic_intensity(self) -> float:
-        """FLOPs (2 per MAC, dense) per byte that a fused attention has to move."""
-        return self.flops / self.moved_bytes
+        """FLOPs (2 per MAC, exact pairs) per byte that a fused attention has to move."""
+        return flops_of(self.macs_exact) / self.moved_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -167,8 +167,10 @@ def _kv_heads(keys: Keys, family: Family, heads: list[int]) -> list[int] | None:
     if family.kv_rule == "heads":
         return heads
     if family.kv_rule in ("multi-query", "falcon"):
+        # falcon-40b as first published (RefinedWeb) has neither flag: n_head_kv alone says it
+        old = keys.given("n_head_kv") is not None and keys.given("multi_query") is None
         shared = keys.flag("multi_query", default=True)
-        grouped = family.kv_rule == "falcon" and keys.flag("new_decoder_architecture")
+        grouped = family.kv_rule == "falcon" and keys.flag("new_decoder_architecture", default=old)
         if not grouped:
             return [1] * len(heads) if shared else heads
     if keys.given(*family.kv_heads) is not None:

@@ -56,14 +56,17 @@ CLIP_VISION = replace(ENCODER, image=Image())
 
 _ROWS: tuple[tuple[Names, Family], ...] = (
     (("llama", "granite", "granitemoe", "granitemoeshared", "olmo", "nemotron", "arcee"), LLAMA),
-    (("granitemoehybrid",), LLAMA),
+    (("granitemoehybrid",), replace(LLAMA, pattern="types-required")),
     (("mistral",), replace(UNBIASED, pattern="all-slide")),
     (("ministral",), replace(UNBIASED, pattern="all-slide")),
     (("ministral3",), replace(UNBIASED, head_dim_required=True, pattern="all-slide")),
     (("mixtral",), replace(UNBIASED, pattern="all-slide")),
-    (("minimax",), UNBIASED),
+    (("minimax",), replace(UNBIASED, pattern="types-required")),
     (("qwen2",), QWEN2),
-    (("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), replace(QWEN2, head_dim=())),
+    (
+        ("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen2_5_omni_text"),
+        replace(QWEN2, head_dim=()),
+    ),
     (
         ("qwen2_moe",),
         replace(

@@ -37,6 +37,7 @@ PatternName = Literal[
     "attention-types",
     "linear-but-nth",
     "jamba",
+    "types-required",
 ]
 """How layers alternate when the file has no ``layer_types``; see ``patterns.py``."""
 

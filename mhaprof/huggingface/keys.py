@@ -83,7 +83,7 @@ class Keys:
         if is_list(value):
             self.fault(name, f"{shown(value)} is a list where one number is expected")
             return None
-        other = next((key for key, held in found.items() if held != value), None)
+        other = next((key for key, held in found.items() if key != name and held != value), None)
         if other is not None:
             self.fault(name, f"{shown(value)} contradicts {other}: {shown(found[other])}")
             return None
@@ -139,9 +139,9 @@ class Keys:
         return value
 
     def word(self, name: str) -> str | None:
-        """Return text."""
+        """Return text that fits into a line of a message."""
         value = self.values.get(name)
-        if value is not None and not isinstance(value, str):
+        if value is not None and not _is_word(value):
             self.fault(name, f"{shown(value)} is not text")
             return None
         return value
@@ -151,7 +151,7 @@ class Keys:
         value = self.values.get(name)
         if value is None:
             return None
-        if not is_list(value) or not all(isinstance(each, str) for each in value):
+        if not is_list(value) or not all(_is_word(each) for each in value):
             self.fault(name, f"{shown(value)} is not a list of words")
             return None
         return list(value)
@@ -169,6 +169,10 @@ class Keys:
             self.fault(name, f"{shown(value)} is not a list of layer indices below {count}")
             return set()
         return set(value)
+
+
+def _is_word(value: object) -> bool:
+    return isinstance(value, str) and value.isprintable()
 
 
 def is_list(value: object) -> bool:

@@ -21,6 +21,8 @@ Part = Literal["text", "vision"]
 
 TEXT_KEYS = ("text_config", "llm_config", "language_config", "thinker_config")
 VISION_KEYS = ("vision_config",)
+WRAPPERS = ("thinker_config",)
+"""Objects around both parts, where the parts are not at the top of the file."""
 COMPOSITES = ("encoder-decoder", "vision-encoder-decoder", "speech-encoder-decoder")
 
 
@@ -53,7 +55,9 @@ def layers_of(
     ``tokens`` are the tokens of the text (1024 if not given), in phase ``decode`` those
     of the cache, the new one included; a vision encoder makes its own from image and
     patch size.  ``kv_tokens`` are those of the sequence that cross-attention reads: what
-    the file fixes, else ``tokens``.  ``part`` chooses the tower of a multimodal file.
+    the file fixes, else ``tokens``; in phase ``decode`` of a model without
+    cross-attention they are those of the cache, as in a spec, and ``tokens`` may be 1.
+    ``part`` chooses the tower of a multimodal file.
     ``partial`` leaves layers out that are no softmax attention, and counts them.
 
     Raises UsageError (ConfigError with ``locate``, which finds a key in the file) naming
@@ -73,6 +77,9 @@ def layers_of(
     reading = _Reading(source=source, request=request, locate=locate, tokens_given=tokens)
     stacks, model_type = reading.stacks(Keys(values=config))
     kinds = reading.kinds(stacks)
+    reads_another = any(
+        kind.is_cross or (phase == "prefill" and kind.spec.kv_tokens == kv_tokens) for kind in kinds
+    )
 
     def rebuild(count: int) -> ModelPlan:
         return layers_of(
@@ -81,12 +88,23 @@ def layers_of(
             tokens=count,
             batch=batch,
             phase=phase,
-            kv_tokens=kv_tokens,
+            kv_tokens=kv_tokens if reads_another else None,
             part=part,
             partial=partial,
             locate=locate,
         )
 
+    if kv_tokens is not None and not reads_another:
+        if phase == "decode":
+            if tokens not in (None, 1, kv_tokens):
+                raise UsageError(
+                    f"{source}: tokens {tokens} and kv_tokens {kv_tokens} are both of the "
+                    "cache; give one of them"
+                )
+            return rebuild(kv_tokens)
+        reading.warnings.append(
+            f"kv_tokens {kv_tokens} is not used: no layer reads another sequence"
+        )
     return ModelPlan(
         source=source,
         model_type=model_type,
@@ -99,13 +117,11 @@ def layers_of(
 
 def _check_request(request: Request) -> None:
     """Raise SpecError for tokens, batch or phase that no spec could have."""
+    AttentionSpec(phase=request.phase)
     AttentionSpec(
         batch=request.batch,
-        tokens=1 if request.phase == "decode" else request.tokens,
-        kv_tokens=request.tokens if request.kv_tokens is None else request.kv_tokens,
-        dim=1,
-        heads=1,
-        phase=request.phase,
+        tokens=request.tokens,
+        kv_tokens=1 if request.kv_tokens is None else request.kv_tokens,
     )
 
 
@@ -163,10 +179,10 @@ class _Reading:
         names, other = (
             (TEXT_KEYS, VISION_KEYS) if self.request.part == "text" else (VISION_KEYS, TEXT_KEYS)
         )
-        nested = keys.nested(*names)
+        nested = keys.nested(*names) or self._wrapped(keys)
         self._refuse(keys)
         if nested is not None:
-            if keys.given(*other):
+            if keys.given(*names) and keys.given(*other):
                 self.warnings.append(
                     f"{keys.given(*names)} alone is counted; {keys.given(*other)} is left out: "
                     f"--part {'vision' if self.request.part == 'text' else 'text'} counts it"
@@ -177,6 +193,11 @@ class _Reading:
         if self.request.part == "vision" and not self._is_vision(keys, model_type):
             raise UsageError(f"{self.source}: vision_config: is missing; --part text counts this")
         return keys, model_type
+
+    def _wrapped(self, keys: Keys) -> Keys | None:
+        """Return the object around both parts, if the part asked for is in there."""
+        wrapper = keys.nested(*WRAPPERS) if self.request.part == "vision" else None
+        return wrapper if wrapper is not None and wrapper.given(*VISION_KEYS) else None
 
     def _is_vision(self, keys: Keys, model_type: str) -> bool:
         family = FAMILIES.get(model_type)
@@ -194,7 +215,12 @@ class _Reading:
         """Return the family's row, or what is assumed of an unknown one, with a warning."""
         if model_type in FAMILIES:
             return FAMILIES[model_type]
-        return assumed_family(keys, model_type or "missing", self.warnings)
+        return assumed_family(
+            keys,
+            model_type or "missing",
+            self.warnings,
+            vision=self.request.part == "vision",
+        )
 
     def _single(self, keys: Keys, model_type: str) -> Stack:
         """Read a model of one stack: a decoder, an encoder or a vision tower."""

@@ -203,6 +203,12 @@ def _jamba(keys: Keys, _family: Family, count: int) -> list[str]:
     return [FULL if index % period == offset else "mamba" for index in range(count)]
 
 
+def _types_required(keys: Keys, _family: Family, count: int) -> list[str]:
+    """Refuse a hybrid without ``layer_types``: what its layers are, only the file can say."""
+    keys.fault(TYPE_KEYS[0], "is missing; this family mixes attention with other layers: add it")
+    return [FULL] * count
+
+
 PATTERNS: Mapping[PatternName, Callable[[Keys, Family, int], list[str]]] = {
     "full": _full,
     "all-slide": _all_slide,
@@ -216,5 +222,6 @@ PATTERNS: Mapping[PatternName, Callable[[Keys, Family, int], list[str]]] = {
     "attention-types": _attention_types,
     "linear-but-nth": _linear_but_nth,
     "jamba": _jamba,
+    "types-required": _types_required,
 }
 """The rules by name, as the table of families refers to them."""

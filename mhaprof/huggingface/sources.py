@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+import logging
+import socket
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +55,8 @@ def _parsed(path: Path, *, source: str) -> RawConfig:
         raise UsageError(f"--model {source}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"--model {source}: is not UTF-8 text; expected JSON") from error
+    except ValueError as error:  # a NUL in the name
+        raise UsageError(f"--model {source!r}: is not the name of a file") from error
     try:
         values = json.loads(text, object_pairs_hook=_unique)
     except json.JSONDecodeError as error:
@@ -102,7 +109,15 @@ def _from_hub(reference: str) -> Path:
     if name.count("/") > 1 or not name.strip("/"):
         raise UsageError(f"--model {reference}: expected hf:org/name or hf:org/name@revision")
     try:
-        return Path(hf_hub_download(name, "config.json", revision=revision or None))
+        with _quietly():
+            return Path(
+                hf_hub_download(
+                    name,
+                    "config.json",
+                    revision=revision or None,
+                    local_files_only=not _hub_may_answer(),
+                )
+            )
     except GatedRepoError as error:
         reason = "is gated"
         cause: Exception = error
@@ -121,6 +136,31 @@ def _from_hub(reference: str) -> Path:
     raise UsageError(
         f"--model {reference}: {name} {reason}; save its config.json and give --model FILE"
     ) from cause
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep the client from logging each failed try: what it means is said in one line."""
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _hub_may_answer() -> bool:
+    """Say whether the hub's name resolves, or a proxy would: without, retries are in vain."""
+    from huggingface_hub.constants import ENDPOINT
+
+    if urllib.request.getproxies():
+        return True
+    try:
+        socket.getaddrinfo(urllib.parse.urlsplit(ENDPOINT).hostname, None)
+    except OSError:
+        return False
+    return True
 
 
 def preset_names() -> list[str]:

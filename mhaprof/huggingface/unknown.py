@@ -22,9 +22,11 @@ AMBIGUOUS_KEYS = (
     "attention_types",
     "attn_layer_indices",
     "attn_layer_period",
+    "attn_type_list",
     "block_configs",
     "block_types",
     "cross_attention_layers",
+    "dense_attention_every_n_layers",
     "full_attention_interval",
     "full_attn_idxs",
     "global_head_dim",
@@ -38,30 +40,37 @@ AMBIGUOUS_KEYS = (
     "multi_query_attention",
     "multi_query_group_num",
     "n_head_kv",
+    "num_attention_groups",
     "num_global_key_value_heads",
     "num_key_value_groups",
     "num_kv_heads",
     "num_kv_shared_layers",
+    "sparse_config",
     "ssm_cfg",
+    "use_cla",
 )
 """Keys that change which layers attend, or to how many heads: without a row in the table
 of families they cannot be read, and are refused by name."""
 
 
-def assumed_family(keys: Keys, model_type: str, warnings: list[str]) -> Family:
+def assumed_family(
+    keys: Keys, model_type: str, warnings: list[str], *, vision: bool = False
+) -> Family:
     """Fit the standard keys to a file of an unknown family, and warn what was assumed.
 
-    Notes a fault for a key that changes the attention in a way that only the family's
-    code would explain.
+    ``vision``: a tower of images, which attends in both directions.  Notes a fault for a
+    key that changes the attention in a way that only the family's code would explain.
     """
-    ambiguous = keys.given(*AMBIGUOUS_KEYS)
-    if ambiguous is not None and keys.values[ambiguous] not in (False, 0, []):
-        keys.fault(
-            ambiguous,
-            f"{shown(keys.values[ambiguous])} changes the attention in a way that model_type "
-            f"{model_type} alone would explain, and mhaprof does not know it",
-        )
+    for name in AMBIGUOUS_KEYS:
+        if keys.values.get(name) not in (None, False, 0, []):
+            keys.fault(
+                name,
+                f"{shown(keys.values[name])} changes the attention in a way that model_type "
+                f"{model_type} alone would explain, and mhaprof does not know it",
+            )
     family, said = _heads(keys)
+    if vision:
+        family = replace(family, causal=False)
     family, kinds = _layer_kinds(keys, family)
     said += kinds
     if not keys.given("attention_bias", "qkv_bias", "use_bias"):
@@ -70,7 +79,8 @@ def assumed_family(keys: Keys, model_type: str, warnings: list[str]) -> Family:
         said.append("no norms on q and k")
     if keys.given("image_size") and keys.given("patch_size"):
         said.append("tokens as asked for, not made of image_size and patch_size")
-    warnings.append(f"model_type {model_type} is not known; assumed: causal, {', '.join(said)}")
+    said.insert(0, "not causal" if vision else "causal")
+    warnings.append(f"model_type {model_type} is not known; assumed: {', '.join(said)}")
     return family
 
 

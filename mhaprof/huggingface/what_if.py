@@ -52,6 +52,8 @@ def parse_change(text: str) -> Change:
         name, separator, value = (piece.strip() for piece in part.partition("="))
         if not separator:
             raise UsageError(f"--what-if {part!r} is not of the form name=value")
+        if name in fields or (name == "cache_dtype" and cache_dtype is not None):
+            raise UsageError(f"--what-if {text}: {name} is given twice; repeat --what-if")
         if name == "cache_dtype":
             if value not in DTYPE_BYTES:
                 raise UsageError(f"--what-if {part}: not one of {', '.join(DTYPE_BYTES)}")

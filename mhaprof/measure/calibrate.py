@@ -14,8 +14,8 @@ from mhaprof.units import flops_of, tflops_per_s
 if TYPE_CHECKING:
     import torch
 
-DTYPES = ("float32", "tf32", "float16", "bfloat16")
-"""What is calibrated; tf32 on CUDA alone."""
+DTYPES = ("float64", "float32", "tf32", "float16", "bfloat16")
+"""What is calibrated; float64 on a CPU alone, tf32 on CUDA alone."""
 
 CPU_SIZE = 1536
 ACCELERATOR_SIZE = 8192
@@ -47,7 +47,9 @@ def calibrate(
     rates = {}
     with devices.threads(threads if device == "cpu" else None):
         for name in DTYPES:
-            if name == "tf32" and not device.startswith("cuda"):
+            if (name == "tf32" and not device.startswith("cuda")) or (
+                name == "float64" and device != "cpu"
+            ):
                 continue
             if progress is not None:
                 progress(f"{name} product of {n} x {n}")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from mhaprof.errors import Unavailable, UsageError
 from mhaprof.measure.timers import Call, EventTimer, WallTimer
-from mhaprof.records import Cache
+from mhaprof.records import Cache, TimerChoice
 
 if TYPE_CHECKING:
     import torch
@@ -233,6 +233,18 @@ def default_cache(device: str) -> Cache:
     takes longer than most calls.
     """
     return "hot" if device == "cpu" else "cold"
+
+
+def require_timer(device: str, wanted: TimerChoice) -> None:
+    """Raise UsageError when a device has no such timer.
+
+    ``graph`` is for CUDA, ``events`` for accelerators; ``wall`` and ``auto`` work everywhere.
+    """
+    kind = device.partition(":")[0]
+    if wanted == "graph" and kind != "cuda":
+        raise UsageError(f"timer graph replays CUDA graphs; device {device} has none")
+    if wanted == "events" and kind == "cpu":
+        raise UsageError("timer events needs an accelerator; on cpu give --timer wall")
 
 
 def make_timer(device: str, *, cache: Cache) -> WallTimer | EventTimer:

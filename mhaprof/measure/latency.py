@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mhaprof import stats
-from mhaprof.errors import UsageError
 from mhaprof.measure import backend, calls, conditions, devices, numerics, nvidia, sampling
 from mhaprof.measure.sampling import ProgressCallback, Samples, StopRule, WarmUp, sample, warm_up
 from mhaprof.measure.timers import Call, EventTimer, GraphTimer, Timer, WallTimer, launch_bound
@@ -38,13 +37,14 @@ class Subject:
     """What is timed, and what its result must be.
 
     ``inputs(k)`` makes the k-th set of inputs, drawn from N(0, 1) with a seed of k, all
-    of the same shapes.  ``reference`` is the float64 result of ``part`` of the problem
-    on set 0: ``part(result)`` cuts the same rows from the module's result (see
-    ``numerics.checked_part``).
+    of the same shapes.  ``shape`` is that of the result.  ``reference`` is the float64
+    result of ``part`` of the problem on set 0: ``part(result)`` cuts the same rows from
+    the module's result (see ``numerics.checked_part``).
     """
 
     module: Callable[..., torch.Tensor]
     inputs: Callable[[int], tuple[torch.Tensor, ...]]
+    shape: tuple[int, ...]
     reference: torch.Tensor
     part: Callable[[torch.Tensor], torch.Tensor]
     tolerance: float
@@ -121,17 +121,12 @@ def measure(
 def choose_timer(device: str, settings: Settings) -> Timer:
     """Return the timer that ``settings`` ask for; raises UsageError when there is none.
 
-    ``graph`` is for CUDA, ``events`` for accelerators; ``wall`` works everywhere and,
-    on an accelerator, waits for it in each sample.  ``auto`` is wall on a CPU and events
-    elsewhere.
+    ``wall`` on an accelerator waits for it in each sample.  ``auto`` is wall on a CPU and
+    events elsewhere.
     """
-    wanted, kind = settings.timer, device.partition(":")[0]
-    if wanted == "graph" and kind != "cuda":
-        raise UsageError(f"timer graph replays CUDA graphs; device {device} has none")
-    if wanted == "events" and kind == "cpu":
-        raise UsageError("timer events needs an accelerator; on cpu give --timer wall")
+    devices.require_timer(device, settings.timer)
     timer = devices.make_timer(device, cache=settings.cache)
-    if wanted != "wall" or isinstance(timer, WallTimer):
+    if settings.timer != "wall" or isinstance(timer, WallTimer):
         return timer
     flush, wait = timer.flush, timer.synchronize
     return WallTimer(flush=None if flush is None else lambda: (flush(), wait()))
@@ -178,10 +173,14 @@ def _first_call(subject: Subject, setup: _Setup) -> Failed | Skipped | None:
     started = time.perf_counter()
     result, reason = backend.refusal_of(call)
     setup.first_call_s = time.perf_counter() - started
-    if result is None:
-        return Skipped(code="backend_unavailable", message=reason or "")
-    setup.check = numerics.check(
-        subject.part(result.detach()), subject.reference, tolerance=subject.tolerance
+    if reason is not None:
+        return Skipped(code="backend_unavailable", message=reason)
+    setup.check = numerics.check_whole(
+        result,
+        subject.reference,
+        shape=subject.shape,
+        part=subject.part,
+        tolerance=subject.tolerance,
     )
     if not setup.check.ok:
         return Failed(code="wrong_result", message=setup.check.message)

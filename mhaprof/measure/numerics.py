@@ -1,15 +1,17 @@
 """Is the result right: an implementation against the float64 eager reference.
 
-A time is only taken of a result that passed.  The reference must not multiply the
-memory that the point itself needs, so it is computed for one part of the problem: the
-last sequence of the batch and as many of its last queries as fit a budget.  Every
-query sees the same code; the last one sees all the keys that a causal mask allows.
+A time is only taken of a result that passed.  The whole result must have its shape and
+be finite.  The reference must not multiply the memory that the point itself needs, so
+it is computed for a part of the problem: as many sequences of the batch as fit a
+budget, the first and the last among them, or else the last one alone and as many of its
+last queries as fit.  Every query sees the same code; the last one sees all the keys
+that a causal mask allows.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -42,6 +44,9 @@ HALF_SMALLEST_FLOAT16 = 2.0**-25
 
 REFERENCE_SCORE_BYTES = 256 * 2**20
 """Budget of the reference's float64 scores, all their copies together."""
+
+REFERENCE_BATCH_BYTES = 64 * 2**20
+"""Budget of all that the reference holds for more than one sequence: it takes time too."""
 
 REFERENCE_SCORE_COPIES = 4
 """Copies of the scores that the eager reference holds at once, at most."""
@@ -94,6 +99,32 @@ class Check:
     message: str
 
 
+def check_whole(
+    result: object,
+    reference: torch.Tensor,
+    *,
+    shape: Sequence[int],
+    part: Callable[[torch.Tensor], torch.Tensor],
+    tolerance: float,
+) -> Check:
+    """Check a whole result: its type, its shape, that it is finite, and its ``part``.
+
+    ``reference`` is the float64 result of the part; ``part`` cuts it from the whole.
+    """
+    import torch
+
+    if not isinstance(result, torch.Tensor):
+        return _refused(f"the result is a {type(result).__name__}, expected a tensor", tolerance)
+    result = result.detach()
+    if tuple(result.shape) != tuple(shape):
+        given, wanted = list(result.shape), list(shape)
+        return _refused(f"the result has shape {given}, expected {wanted}", tolerance)
+    bad = int((~result.isfinite()).sum())
+    if bad:
+        return _refused(f"{bad} of {result.numel()} values are NaN or infinite", tolerance)
+    return check(part(result), reference, tolerance=tolerance)
+
+
 def check(result: torch.Tensor, reference: torch.Tensor, *, tolerance: float) -> Check:
     """Compare a result with its float64 reference of the same shape, row by row.
 
@@ -133,19 +164,25 @@ def _refused(message: str, tolerance: float) -> Check:
 class CheckedPart:
     """The part of a problem that the reference computes.
 
-    ``spec`` is that part as a problem of its own: one sequence, ``spec.tokens`` queries
-    against ``spec.kv_tokens`` keys.
+    ``spec`` is that part as a problem of its own: some sequences, or the last one with
+    ``spec.tokens`` queries against ``spec.kv_tokens`` keys.
     """
 
     whole: AttentionSpec
     spec: AttentionSpec
+
+    @property
+    def sequences(self) -> list[int]:
+        """Return which sequences of the batch: the last, or spread from first to last."""
+        last, count = self.whole.batch - 1, self.spec.batch
+        return [last] if count == 1 else [last * place // (count - 1) for place in range(count)]
 
     def inputs(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Return the part's inputs, cut from those of the whole (as in attention/base).
 
         Copies: a decode step writes into its cache.
         """
-        cut = [tensor[-1:] for tensor in inputs]
+        cut = [tensor[self.sequences] for tensor in inputs]
         if self.spec.tokens < self.whole.tokens:
             context = cut[1:] if len(cut) > 1 else cut[:1]
             dimension = -2
@@ -155,21 +192,23 @@ class CheckedPart:
 
     def output(self, result: torch.Tensor) -> torch.Tensor:
         """Return the part's rows of a whole result (batch x tokens x width)."""
-        return result[-1:, -self.spec.tokens :]
+        return result[self.sequences, -self.spec.tokens :]
 
 
 def checked_part(spec: AttentionSpec, *, score_bytes: int = REFERENCE_SCORE_BYTES) -> CheckedPart:
     """Return the part of ``spec`` whose float64 reference fits the budget.
 
-    The last sequence; of its queries the last ones, which as a problem of their own are
-    causal bottom-right.  All queries stay where the part cannot be written as a spec: a
-    window without causal mask, or top-left with more queries than keys.
+    As many whole sequences as fit, else of the last sequence the last queries, which as
+    a problem of their own are causal bottom-right.  All queries stay where the part
+    cannot be written as a spec: a window without causal mask, or top-left with more
+    queries than keys.
     """
     alone = spec.replace(batch=1)
     per_row = REFERENCE_SCORE_COPIES * 8 * spec.heads * spec.kv_tokens
     rows = max(1, score_bytes // per_row)
     if rows >= spec.tokens:
-        return CheckedPart(whole=spec, spec=alone)
+        fitting = min(score_bytes, REFERENCE_BATCH_BYTES) // _sequence_bytes(spec)
+        return CheckedPart(whole=spec, spec=spec.replace(batch=max(1, min(spec.batch, fitting))))
     kv_tokens = spec.tokens if spec.causal == "top-left" else spec.kv_tokens
     # With as many queries as keys it would be self-attention, on the wrong tokens.
     if rows == kv_tokens:
@@ -180,3 +219,10 @@ def checked_part(spec: AttentionSpec, *, score_bytes: int = REFERENCE_SCORE_BYTE
     causal = "none" if spec.causal == "none" else "bottom-right"
     part = alone.replace(tokens=rows, kv_tokens=kv_tokens, causal=causal)
     return CheckedPart(whole=spec, spec=part)
+
+
+def _sequence_bytes(spec: AttentionSpec) -> int:
+    """Return a bound of what the reference holds for each sequence: scores and the rest."""
+    width = spec.dim + spec.heads * (spec.head_dim + spec.v_head_dim)
+    scores = REFERENCE_SCORE_COPIES * spec.heads * spec.tokens * spec.kv_tokens
+    return 8 * (scores + 4 * (spec.tokens + spec.kv_tokens) * width)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import re
 import sys
@@ -31,6 +32,8 @@ def measured_peak(build: Callable[[], Call], *, device: str) -> int | None:
     also of other threads, so that a fresh process gives the cleanest number; on CUDA
     what the allocator handed out (not what it reserved).  None on other accelerators.
     """
+    # Garbage of earlier points, freed on the way, would make the peak smaller than it is.
+    gc.collect()
     if device == "cpu":
         return _resident_peak(build)
     if device.startswith("cuda"):

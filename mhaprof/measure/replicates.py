@@ -30,11 +30,17 @@ def run_replicates(
     ``command`` is a whole argument vector that measures its point once and prints one
     ``Run`` as JSON on stdout (it must not ask for replicates itself).  ``done`` is
     called with the number finished.  A process that dies, times out
-    or prints something else becomes ``Failed``; the others go on.
+    or prints something else becomes ``Failed``; the others go on.  An interrupt (Ctrl-C)
+    keeps the runs that are complete, fewer than ``count``; with none it is raised again.
     """
     outcomes: list[Run | Failed] = []
     for index in range(count):
-        outcomes.append(_replicate(command, timeout_s))
+        try:
+            outcomes.append(_replicate(command, timeout_s))
+        except KeyboardInterrupt:
+            if not any(isinstance(outcome, Run) for outcome in outcomes):
+                raise
+            break
         if done is not None:
             done(index + 1)
     return outcomes

@@ -132,12 +132,13 @@ def _joined(
         both_passes = (expected if counted is None else counted) + macs
     dtype_bytes = DTYPE_BYTES[cache_dtype]
     moved = formulas.moved_bytes(spec, dtype_bytes=dtype_bytes, fused=fused, learned=learned)
+    exact = formulas.total_macs(spec, exact=True) if spec.is_masked else total
     counts = Counts.trusted(
         fvcore_flops=fvcore,
         torch_macs=torch,
         closed_form_macs=closed,
         macs=macs,
-        macs_exact=formulas.total_macs(spec, exact=True) if spec.is_masked else total,
+        macs_exact=exact,
         pairs_exact=formulas.exact_pairs(spec),
         by_stage=stages,
         params=learned.projections,
@@ -150,7 +151,7 @@ def _joined(
         cache_dtype=cache_dtype,
         kv_bytes_per_token=formulas.kv_bytes_per_token(spec, dtype_bytes=dtype_bytes),
         kv_cache_bytes=formulas.kv_cache_bytes(spec, dtype_bytes=dtype_bytes),
-        arithmetic_intensity=flops_of(total) / moved,
+        arithmetic_intensity=flops_of(exact if fused else total) / moved,
     )
     return counts, findings
 

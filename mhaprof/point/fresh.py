@@ -12,7 +12,7 @@ from collections.abc import Callable
 from mhaprof.formulas import reference_macs
 from mhaprof.point.measuring import Metric, measure_point
 from mhaprof.point.options import MeasureOptions
-from mhaprof.records import Failed, Measured, Outcome, Point, Record, Result, Run
+from mhaprof.records import Failed, Finding, Measured, Outcome, Point, Record, Result, Run
 from mhaprof.stats import median
 
 STARTUP_S = 120.0
@@ -39,7 +39,8 @@ def measure_replicated(
 
     The result is that of the process whose median is the middle one, with the medians
     of all (seconds) in ``replicate_medians_s``.  Processes that measured nothing are
-    left out; if none did, the first one's outcome stands.
+    left out; if none did, the first one's outcome stands.  What Ctrl-C cut short has the
+    finding ``interrupted``.
     """
     from mhaprof.measure.replicates import replicate_medians, run_replicates
 
@@ -49,9 +50,14 @@ def measure_replicated(
     runs = run_replicates(command, count=replicates, timeout_s=timeout_s, done=done)
     outcomes = [run if isinstance(run, Failed) else run.results[0].outcome for run in runs]
     medians = replicate_medians(runs, identity=point.identity())
+    outcome = _middle(outcomes, medians)
+    if len(runs) < replicates and isinstance(outcome, Measured):
+        message = f"interrupted: {len(runs)} of {replicates} processes"
+        cut = Finding(code="interrupted", message=message)
+        outcome = outcome.model_copy(update={"findings": [cut, *outcome.findings]})
     return Result(
         point=point,
-        outcome=_middle(outcomes, medians),
+        outcome=outcome,
         reference_macs=reference_macs(point.spec),
     )
 

@@ -102,7 +102,7 @@ def _measure_on_device(
     findings = [*counted.findings, *timed.findings]
     if timed.interrupted:
         message = "interrupted: fewer samples than asked for"
-        findings.append(Finding(code="interrupted", message=message))
+        findings.insert(0, Finding(code="interrupted", message=message))
     return Measured(
         counts=counted.counts,
         latency=timed.latency,

@@ -132,6 +132,7 @@ def make_subject(point: Point, implementation: Implementation, *, seed: int) -> 
     return Subject(
         module=module,
         inputs=inputs,
+        shape=(spec.batch, spec.tokens, reference.shape[-1]),
         reference=reference,
         part=part.output,
         tolerance=numerics.tolerance(spec, dtype=settings.dtype or "float32", tf32=settings.tf32),

@@ -45,6 +45,8 @@ def latency_view(rows: Sequence[Row], *, title: str, compare: bool = True) -> Vi
             text("bound", "bound"),
             number("attained", "attained_fraction", format_percent),
         ]
+    if any(row.get("compiled") for row in rows):
+        columns.append(number("first call", "first_call_s", format_seconds))
     columns.append(number("predicted peak", "predicted_peak_bytes", format_bytes))
     if any(row.get("peak_bytes") is not None for row in rows):
         columns.append(number("measured peak", "peak_bytes", format_bytes))
@@ -99,7 +101,8 @@ def _problems(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def _label(row: Row) -> str:
-    threads = "" if row.get("threads") is None else f", {row['threads']} threads"
+    count = row.get("threads")
+    threads = "" if count is None else f", {count} thread{'' if count == 1 else 's'}"
     return f"{row['name']} ({row['device']}, {row['dtype']}{threads})"
 
 

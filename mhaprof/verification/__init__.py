@@ -21,6 +21,7 @@ from mhaprof.verification.judges import (
     check_gradients,
     check_order,
 )
+from mhaprof.verification.problems import Problem
 
 __all__ = ["CASES", "CheckName", "Counters", "Verdict", "verdicts", "verify"]
 
@@ -64,9 +65,16 @@ def verdicts(
     allow_import: bool = False,
 ) -> Iterator[Verdict]:
     """Yield the verdicts of ``verify`` one by one, as they are reached."""
+    problems: dict[AttentionSpec, Problem] = {}
     for name in implementations or attention.names():
         implementation = attention.get(name, allow_import=allow_import)
-        bench = Bench(name=name, implementation=implementation, device=device, dtype=dtype)
+        bench = Bench(
+            name=name,
+            implementation=implementation,
+            device=device,
+            dtype=dtype,
+            problems=problems,
+        )
         example = worked_example()[0]
         order = AttentionSpec(batch=1, tokens=len(ORDER_TOKENS), dim=2, heads=1)
         yield _guarded(bench, "worked-example", "article", example, check_example)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from mhaprof import attention
-from mhaprof.attention.base import Implementation, canonical_weights, make_inputs
+from mhaprof.attention.base import Implementation
 from mhaprof.measure.numerics import check, tolerance
 from mhaprof.spec import AttentionSpec
 from mhaprof.verification.cases import ORDER_TOKENS, worked_example
+from mhaprof.verification.problems import Problem, gradients_of, loaded
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
 
 CheckName = Literal["forward", "gradients", "worked-example", "order", "counters"]
@@ -38,32 +37,27 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """One implementation on a device, and how it is built, fed and judged there."""
+    """One implementation on a device, and how it is built, fed and judged there.
+
+    ``problems`` keeps what was asked, so that the reference answers once for all
+    implementations.
+    """
 
     name: str
     implementation: Implementation
     device: str
     dtype: str
+    problems: dict[AttentionSpec, Problem]
 
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """Return torch's object for the dtype."""
-        import torch
+    def problem(self, spec: AttentionSpec) -> Problem:
+        """Return weights, inputs and right answers for a spec."""
+        if spec not in self.problems:
+            self.problems[spec] = Problem(spec=spec, device=self.device, dtype=self.dtype)
+        return self.problems[spec]
 
-        dtype: torch.dtype = getattr(torch, self.dtype)
-        return dtype
-
-    def module(self, spec: AttentionSpec, weights: dict[str, Tensor]) -> nn.Module:
+    def module(self, spec: AttentionSpec, weights: Mapping[str, Tensor]) -> nn.Module:
         """Return the implementation's module with these canonical weights."""
-        return _loaded(self.implementation, spec, weights, device=self.device, dtype=self.dtype)
-
-    def weights(self, spec: AttentionSpec) -> dict[str, Tensor]:
-        """Return the canonical weights of ``spec``, rounded to the dtype."""
-        return canonical_weights(spec, seed=0, dtype=self.torch_dtype, device=self.device)
-
-    def inputs(self, spec: AttentionSpec) -> tuple[Tensor, ...]:
-        """Return seeded inputs of ``spec``."""
-        return make_inputs(spec, seed=1, dtype=self.torch_dtype, device=self.device)
+        return loaded(self.implementation, spec, weights, device=self.device, dtype=self.dtype)
 
     def verdict(
         self, name: CheckName, case: str, error: float, limit: float, message: str = ""
@@ -81,33 +75,15 @@ class Bench:
         )
 
 
-def _loaded(
-    implementation: Implementation,
-    spec: AttentionSpec,
-    weights: Mapping[str, Tensor],
-    *,
-    device: str,
-    dtype: str,
-) -> nn.Module:
-    import torch
-
-    with torch.device(device):
-        module = implementation.build(spec)
-    module = module.to(dtype=getattr(torch, dtype))
-    implementation.load(module, spec, dict(weights))
-    return module
-
-
 def check_forward(bench: Bench, case: str, spec: AttentionSpec) -> Verdict:
     """Compare the result with the reference; the inputs must come back as they were."""
     import torch
 
-    weights, inputs = bench.weights(spec), bench.inputs(spec)
-    before = [tensor.clone() for tensor in inputs]
+    problem = bench.problem(spec)
+    inputs, before = problem.inputs, problem.inputs
     with torch.no_grad():
-        result = bench.module(spec, weights)(*inputs)
-        expected = _reference(spec, weights)(*(tensor.double().cpu() for tensor in before))
-    verdict = check(result, expected, tolerance=tolerance(spec, dtype=bench.dtype))
+        result = bench.module(spec, problem.weights)(*inputs)
+    verdict = check(result, problem.result, tolerance=tolerance(spec, dtype=bench.dtype))
     message = verdict.message
     if not all(map(torch.equal, _untouched(spec, inputs), _untouched(spec, before))):
         return bench.verdict("forward", case, math.inf, verdict.tolerance, "changed its inputs")
@@ -122,29 +98,16 @@ def _untouched(spec: AttentionSpec, inputs: Iterable[Tensor]) -> list[Tensor]:
     return [x, *rest]
 
 
-def _reference(spec: AttentionSpec, weights: Mapping[str, Tensor]) -> nn.Module:
-    """Return the eager module in float64 on the CPU with the same weights."""
-    exact = {name: value.double().cpu() for name, value in weights.items()}
-    return _loaded(attention.get("eager"), spec, exact, device="cpu", dtype="float64")
-
-
 def check_gradients(bench: Bench, case: str, spec: AttentionSpec) -> Verdict:
     """Compare the gradients of inputs and weights with the reference's.
 
     Of each canonical weight, the derivative along one random direction: loading is
     linear, so the direction can be loaded into any layout and multiplied there.
     """
-    weights, inputs = bench.weights(spec), bench.inputs(spec)
-    exact = {name: value.double().cpu() for name, value in weights.items()}
-    expected = _gradients(
-        attention.get("eager"),
-        _reference(spec, weights),
-        spec,
-        exact,
-        [tensor.double().cpu() for tensor in inputs],
-    )
+    problem = bench.problem(spec)
+    weights, expected = problem.weights, problem.gradients
     module = bench.module(spec, weights)
-    found = _gradients(bench.implementation, module, spec, weights, inputs)
+    found = gradients_of(bench.implementation, module, spec, weights, problem.inputs)
     scale = max(float(gradient.abs().max()) for gradient in expected)
     differences = [
         float((mine.double().cpu() - theirs).abs().max())
@@ -156,55 +119,15 @@ def check_gradients(bench: Bench, case: str, spec: AttentionSpec) -> Verdict:
     return bench.verdict("gradients", case, error, limit, f"largest error {error:.3g}")
 
 
-def _gradients(
-    implementation: Implementation,
-    module: nn.Module,
-    spec: AttentionSpec,
-    weights: Mapping[str, Tensor],
-    inputs: Sequence[Tensor],
-) -> list[Tensor]:
-    """Return the gradient of each input and the directional derivative of each weight.
-
-    The loss is the result weighted by fixed random numbers.
-    """
-    import torch
-
-    leaves = [tensor.clone().requires_grad_() for tensor in inputs]
-    result = module(*leaves)
-    parameters = list(module.parameters())
-    loss = (result * _fixed(result, seed=2)).sum()
-    gradients = torch.autograd.grad(loss, [*leaves, *parameters], materialize_grads=True)
-    found = list(gradients[: len(leaves)])
-    for index, name in enumerate(weights):
-        direction = {other: torch.zeros_like(value) for other, value in weights.items()}
-        values = _fixed(weights[name], seed=3 + index)
-        direction[name] = values / values.norm()
-        implementation.load(module, spec, direction)
-        products = [
-            (parameter.detach() * gradient).sum()
-            for parameter, gradient in zip(parameters, gradients[len(leaves) :], strict=True)
-        ]
-        found.append(torch.stack(products).sum())
-    return found
-
-
-def _fixed(like: Tensor, *, seed: int) -> Tensor:
-    """Return numbers from N(0, 1), the same for the same shape and seed everywhere."""
-    import torch
-
-    generator = torch.Generator().manual_seed(seed)
-    values = torch.randn(like.shape, generator=generator, dtype=torch.float64, device="cpu")
-    return values.to(device=like.device, dtype=like.dtype)
-
-
 def check_example(bench: Bench, case: str, spec: AttentionSpec) -> Verdict:
     """Compare the worked example's result with what the article derives by hand."""
     import torch
 
     _, weights, x, expected = worked_example()
-    placed = {name: value.to(bench.device, bench.torch_dtype) for name, value in weights.items()}
+    dtype = bench.problem(spec).torch_dtype
+    placed = {name: value.to(bench.device, dtype) for name, value in weights.items()}
     with torch.no_grad():
-        result = bench.module(spec, placed)(x.to(bench.device, bench.torch_dtype))
+        result = bench.module(spec, placed)(x.to(bench.device, dtype))
     verdict = check(result, expected, tolerance=tolerance(spec, dtype=bench.dtype))
     return bench.verdict(
         "worked-example", case, verdict.max_error, verdict.tolerance, verdict.message
@@ -215,8 +138,9 @@ def check_order(bench: Bench, case: str, spec: AttentionSpec) -> Verdict:
     """Swap two tokens: the first one's result stays, theirs swap (nothing knows positions)."""
     import torch
 
-    module = bench.module(spec, bench.weights(spec))
-    tokens = torch.tensor([ORDER_TOKENS], dtype=bench.torch_dtype, device=bench.device)
+    problem = bench.problem(spec)
+    module = bench.module(spec, problem.weights)
+    tokens = torch.tensor([ORDER_TOKENS], dtype=problem.torch_dtype, device=bench.device)
     swap = [0, 2, 1]
     with torch.no_grad():
         result, swapped = module(tokens), module(tokens[:, swap])

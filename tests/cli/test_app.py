@@ -15,7 +15,7 @@ import typer
 from mhaprof import __version__
 from mhaprof.cli import output
 from mhaprof.cli.commands import COMMANDS
-from mhaprof.cli.output import write_atomically
+from mhaprof.cli.output import check_writable, write_atomically
 
 
 def test_version(mhaprof: Any) -> None:
@@ -86,6 +86,63 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     assert process.wait() == 0
 
 
+@pytest.mark.parametrize("arguments", [["--version"], ["flops", "--counter", "closed-form"]])
+def test_a_reader_that_never_reads_is_no_error(arguments: list[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "mhaprof", *arguments],
+        stdout=writing, stderr=subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("form", ["table", "json", "csv", "markdown"])
+@pytest.mark.parametrize(
+    ("redirection", "reason"),
+    [(">/dev/full", "No space left on device"), (">&-", "Bad file descriptor")],
+)
+def test_a_standard_output_that_takes_nothing_costs_one_line(
+    redirection: str, reason: str, form: str
+) -> None:
+    command = f"{sys.executable} -m mhaprof flops --counter closed-form --format {form}"
+    done = subprocess.run(
+        f"{command} {redirection}", shell=True, stderr=subprocess.PIPE, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"mhaprof: the output cannot be written: {reason}; give --output FILE elsewhere\n"
+    )
+
+
+def test_a_closed_standard_output_is_not_missed_where_a_file_is_written(tmp_path: Path) -> None:
+    target = tmp_path / "rows.csv"
+    command = f"{sys.executable} -m mhaprof flops --counter closed-form --format csv -o {target}"
+    assert subprocess.run(f"{command} >&-", shell=True, check=False).returncode == 0
+    assert len(target.read_text().splitlines()) == 3
+
+
+def test_a_closed_standard_error_sends_no_message_among_the_data() -> None:
+    command = f"{sys.executable} -m mhaprof flops --heads 7 2>&-"
+    done = subprocess.run(command, shell=True, stdout=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_a_value_that_the_parser_refuses_is_told_with_its_flag(mhaprof: Any) -> None:
+    for arguments in (["--dim", "0"], ["--dim=0"], ["--dim", "4", "--dim", "0"]):
+        ran = mhaprof("claim", *arguments)
+        assert ran.code == 2
+        assert ran.err.startswith("mhaprof: --dim '0': ")
+    assert mhaprof("claim", "--dim").err == "mhaprof: Option '--dim' requires an argument\n"
+
+
+def test_implementations_name_the_dtypes_there_are(mhaprof: Any) -> None:
+    ran = mhaprof("implementations", "--dtype", "float8")
+    assert ran.code == 2
+    assert ran.err.startswith("mhaprof: --dtype 'float8' is not one of float64, float32")
+
+
 def test_no_color_is_honoured(fresh_mhaprof: Any) -> None:
     plain = {"FORCE_COLOR": "1", "NO_COLOR": "1"}
     arguments = ["flops", "--counter", "closed-form"]
@@ -127,6 +184,27 @@ def test_a_failed_write_leaves_the_old_file_and_no_rubbish(
         write_atomically(target, "new")
     assert target.read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["rows.csv"]
+
+
+def test_what_is_no_regular_file_is_written_to_and_stays(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    check_writable(fifo)
+    write_atomically(fifo, "rows")
+    assert os.read(reader, 100) == b"rows"
+    assert fifo.is_fifo()
+    os.close(reader)
+
+
+def test_a_link_goes_on_naming_the_file_that_is_written(tmp_path: Path) -> None:
+    target, link = tmp_path / "kept" / "rows.csv", tmp_path / "link.csv"
+    target.parent.mkdir()
+    link.symlink_to(target)
+    for text in ("old", "new"):
+        check_writable(link)
+        write_atomically(link, text)
+        assert (link.is_symlink(), target.read_text()) == (True, text)
 
 
 def test_what_cannot_be_written_to_its_file_goes_to_stdout(

@@ -51,6 +51,15 @@ def test_heads_that_do_not_divide_dim_are_left_out(mhaprof: Any) -> None:
     ran = mhaprof("claim", "--dim", 24, "--tokens", 16, "--batch", 1, "--format", "json")
     assert ran.code == 0
     assert {row["heads"] for row in ran.rows} == {1, 2, 4, 8}
+    said = mhaprof("claim", "--dim", 24, "--tokens", 16, "--batch", 1).out
+    assert "Reproduced: with 1, 2, 4 and 8 heads" in said
+    assert "Left out: 16 and 32 heads, which do not divide dim 24." in said
+
+
+def test_a_dim_that_no_number_of_heads_divides_is_refused(mhaprof: Any) -> None:
+    ran = mhaprof("claim", "--dim", 33)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == "mhaprof: dim 33 cannot be split into heads; give an even --dim\n"
 
 
 @pytest.fixture

@@ -188,6 +188,10 @@ def test_backward_is_counted_and_agrees_with_the_closed_form(mhaprof: Any) -> No
         (["--heads", "7"], "dim 512 is not divisible by heads 7; give --head-dim"),
         (["--dim", "x"], "dim 'x' is not a whole number of at least 1"),
         (["--batch", "0"], "batch 0 is not a whole number of at least 1"),
+        (["--dim", "512,"], "dim '' is not a whole number of at least 1"),
+        (["--heads", "8,x"], "heads 'x' is not a whole number of at least 1"),
+        (["--dim", "1_000"], "dim '1_000' is not a whole number of at least 1"),
+        (["--heads", "\u0663"], "is not a whole number of at least 1"),
         (["--kv-heads", "3"], "heads 8 is not a multiple of kv_heads 3; kv_heads must divide"),
         (["--causal", "up"], "causal 'up' is not one of none, top-left, bottom-right"),
         (["--kv-head", "3"], "--kv-heads"),
@@ -204,6 +208,9 @@ def test_backward_is_counted_and_agrees_with_the_closed_form(mhaprof: Any) -> No
         (["--module", "torch.nn:Linear", "--input", "1xx2"], "is not of the form"),
         (["--module", "torch.nn:Linear", "--input", "2x3"], "cannot be built"),
         (["--module", "torch.nn:Linear", "--kwargs", "{", "--input", "2x3"], "is not JSON"),
+        (["--module", "torch.nn:Identity", "--input", "2", "--explain"], "has no formula"),
+        (["--kwargs", '{"bias": false}'], "name it by --module"),
+        (["--input", "2x3"], "name it by --module"),
     ],
 )
 def test_a_bad_flag_costs_one_line_and_exit_2(
@@ -245,3 +252,57 @@ def test_a_module_of_ones_own_is_counted_by_operator_and_submodule(mhaprof: Any)
     assert row["macs"] == row["fvcore_flops"] == row["torch_macs"] == macs
     assert sum(row["by_operator"].values()) == macs
     assert row["params"] == 4 * 64 * 64 + 4 * 64
+
+
+@pytest.fixture
+def noisy_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make modules importable that print and that end the program."""
+    code = """
+import sys
+from torch import nn
+
+class Talks(nn.Module):
+    def forward(self, x):
+        print("data of mine")
+        return x @ x
+
+class Quits(nn.Module):
+    def forward(self, x):
+        sys.exit(0)
+"""
+    (tmp_path / "noisy.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("noisy_modules")
+def test_what_a_module_prints_does_not_mix_with_the_data(mhaprof: Any) -> None:
+    ran = mhaprof("flops", "--module", "noisy:Talks", "--input", "3x3", "--format", "json")
+    assert ran.code == 0
+    assert ran.rows[0]["macs"] == 27
+    assert "data of mine" in ran.err
+
+
+@pytest.mark.usefixtures("noisy_modules")
+def test_a_module_that_ends_the_program_is_an_error(mhaprof: Any) -> None:
+    ran = mhaprof("flops", "--module", "noisy:Quits", "--input", "3x3")
+    assert ran.code == 2
+    assert ran.err == "mhaprof: module noisy:Quits ended the program by sys.exit(0)\n"
+
+
+def test_modules_of_a_file_that_cannot_be_counted_are_told_at_once_with_their_place(
+    mhaprof: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "modules.yaml"
+    file.write_text(
+        "version: 1\n"
+        "points:\n"
+        "  - {name: unbuilt, module: 'torch.nn:Linear', inputs: [2x3]}\n"
+        "  - {name: unfit, module: 'torch.nn:Linear', inputs: [2x4],\n"
+        "     kwargs: {in_features: 3, out_features: 5}}\n"
+        "  - {name: spec, heads: 8}\n"
+    )
+    ran = mhaprof("flops", file, "--allow-import", "--counter", "torch")
+    first, second = ran.err.splitlines()
+    assert (ran.code, ran.out) == (2, "")
+    assert first.startswith(f"mhaprof: {file}:3:5: unbuilt: module torch.nn:Linear cannot be built")
+    assert second.startswith(f"mhaprof: {file}:4:5: unfit: Linear.forward cannot be run")

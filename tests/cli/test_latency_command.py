@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mhaprof.measure import sampling
+from mhaprof.measure.timers import WallTimer
 from mhaprof.report.times import comparison_notes
 
 SMALL = ("--batch", 1, "--tokens", 32, "--dim", 32, "--heads", 4, "--device", "cpu")
@@ -88,6 +89,16 @@ def test_the_environment_is_in_the_document(timed: dict[str, Any]) -> None:
         assert timed[key]["hardware"]["cpu_model"]
 
 
+def test_the_environment_names_the_threads_that_were_asked_for(
+    mhaprof: Any, timed: dict[str, Any]
+) -> None:
+    assert timed["environment"]["settings"]["threads"] == 1
+    several = ("--threads", "2,1", "--samples", 3, "--max-time", 1, "--min-time", 0.001)
+    ran = mhaprof("latency", *SMALL, *several, "--impl", "sdpa", "--format", "json")
+    assert "threads" not in ran.json["environment"]["settings"]
+    assert "threads" not in ran.json["environment_after"]["settings"]
+
+
 def test_raw_samples_are_kept(timed: dict[str, Any]) -> None:
     for raw, row in zip(timed["raw"], timed["rows"], strict=True):
         assert len(raw["samples_s"]) == 5
@@ -100,6 +111,10 @@ def test_an_unknown_device_gets_no_roofline(mhaprof: Any, monkeypatch: pytest.Mo
     ran = mhaprof("latency", *SMALL, *QUICK, "--impl", "sdpa", "--format", "json")
     (row,) = ran.rows
     assert row["bound"] is row["attained_fraction"] is row["peak_tflops"] is None
+    assert (
+        f"no roofline for {row['device_name']} at --threads 1: give --peak-tflops and "
+        "--peak-gbps, or run mhaprof env --calibrate --threads 1"
+    ) in ran.err
 
 
 def test_cuda_where_there_is_none_is_one_line_and_exit_4(mhaprof: Any) -> None:
@@ -201,6 +216,30 @@ def test_interruption_keeps_what_was_measured(
     assert ran.rows[0]["latency_median_s"] > 0
 
 
+def test_every_point_has_a_row_when_one_is_interrupted_while_it_is_sampled(
+    mhaprof: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = WallTimer.batch
+    calls: list[None] = []
+
+    def interrupted(timer: WallTimer, call: Any, count: int) -> Any:
+        calls.append(None)
+        if len(calls) == 8:
+            raise KeyboardInterrupt
+        return honest(timer, call, count)
+
+    monkeypatch.setattr(WallTimer, "batch", interrupted)
+    monkeypatch.setattr("mhaprof.measure.latency.warm_up", lambda *_, **__: 3)
+    ran = mhaprof(
+        "latency", *SMALL, "--threads", 1, "--samples", 10**6, "--max-time", 60, "--format", "json"
+    )
+    assert ran.code == 130
+    eager, sdpa = ran.rows
+    assert (eager["status"], eager["reason"]) == ("ok", "interrupted")
+    assert eager["samples"] > 0
+    assert (sdpa["implementation"], sdpa["reason"]) == ("sdpa", "interrupted")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -229,10 +268,11 @@ def test_a_bad_flag_costs_one_line_and_exit_2(
 
 
 def test_a_timer_that_the_device_lacks_is_one_line(mhaprof: Any) -> None:
-    ran = mhaprof("latency", *SMALL, *QUICK, "--timer", "graph", "--format", "json")
-    assert ran.code in (2, 4)
-    assert "graph" in ran.err
-    assert len(ran.err.splitlines()) <= 2
+    for timer in ("graph", "events"):
+        ran = mhaprof("latency", *SMALL, *QUICK, "--timer", timer, "--format", "json")
+        assert (ran.code, ran.rows) == (2, [])
+        assert f"timer {timer}" in ran.err
+        assert len(ran.err.splitlines()) == 1
 
 
 def row(name: str, low: float, median: float, high: float) -> dict[str, Any]:
@@ -245,7 +285,7 @@ def row(name: str, low: float, median: float, high: float) -> dict[str, Any]:
 def test_the_fastest_is_marked_and_the_ratio_has_an_interval() -> None:
     (note,) = comparison_notes([row("slow", 1.9, 2.0, 2.2), row("fast", 0.9, 1.0, 1.1)])
     assert note == (
-        "p (cpu, float32, 1 threads): fastest is fast, 1 s; slow takes 2.00 times (1.73 .. 2.44)."
+        "p (cpu, float32, 1 thread): fastest is fast, 1 s; slow takes 2.00 times (1.73 .. 2.44)."
     )
 
 

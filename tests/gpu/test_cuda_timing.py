@@ -75,6 +75,7 @@ def subject(
     return Subject(
         module=module or Attention(),
         inputs=inputs,
+        shape=shape,
         reference=scores.softmax(-1) @ exact[1],
         part=lambda result: result[-1:, :, -16:],
         tolerance=0.1 if dtype is torch.bfloat16 else 1e-2,

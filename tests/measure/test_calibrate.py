@@ -18,11 +18,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_cpu_has_rates_of_its_dtypes_and_a_bandwidth() -> None:
     told: list[str] = []
     peaks = calibrate("cpu", threads=1, size=128, copy_bytes=2**20, progress=told.append)
-    assert set(peaks.tflops) == {"float32", "float16", "bfloat16"}
+    assert set(peaks.tflops) == {"float64", "float32", "float16", "bfloat16"}
     assert all(rate > 0 for rate in peaks.tflops.values())
     assert peaks.measured
     assert peaks.gbps is not None
     assert told == [
+        "float64 product of 128 x 128",
         "float32 product of 128 x 128",
         "float16 product of 128 x 128",
         "bfloat16 product of 128 x 128",
@@ -51,4 +52,4 @@ def test_a_dtype_that_the_device_refuses_is_left_out(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(torch, "mm", refusing)
     peaks = calibrate("cpu", threads=1, size=64, copy_bytes=2**20)
-    assert set(peaks.tflops) == {"float32", "bfloat16"}
+    assert set(peaks.tflops) == {"float64", "float32", "bfloat16"}

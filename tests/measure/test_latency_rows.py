@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -49,6 +50,7 @@ def subject(module: Callable[..., torch.Tensor] | None = None) -> Subject:
     return Subject(
         module=module or Twice(),
         inputs=drawn,
+        shape=(2, 3, 4),
         reference=drawn(0)[0][-1:].double() * 2,
         part=lambda result: result[-1:],
         tolerance=1e-6,
@@ -94,6 +96,24 @@ def test_nan_has_no_time() -> None:
     assert isinstance(row, Failed)
     assert row.code == "wrong_result"
     assert "NaN" in row.message
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        (lambda x: torch.cat([x[:1] * math.nan, x[1:] * 2]), "12 of 24 values are NaN"),
+        (lambda x: x[1:] * 2, "has shape [1, 3, 4], expected [2, 3, 4]"),
+        (lambda x: (x * 2, None), "the result is a tuple, expected a tensor"),
+    ],
+    ids=["nan beside the checked part", "a sequence too few", "no tensor"],
+)
+def test_what_lies_beside_the_checked_part_is_looked_at_too(
+    broken: Callable[..., Any], said: str
+) -> None:
+    row = measure(subject(broken), settings=CPU, rule=QUICK)
+    assert isinstance(row, Failed)
+    assert row.code == "wrong_result"
+    assert said in row.message
 
 
 def test_a_nan_gradient_has_no_time() -> None:

@@ -158,10 +158,27 @@ def test_the_checked_part_is_the_last_rows_of_the_last_sequence(fields: dict[str
 
 
 def test_the_whole_sequence_is_checked_when_it_fits_or_cannot_be_cut() -> None:
-    small = AttentionSpec(batch=8, tokens=32, dim=32, heads=2)
-    assert checked_part(small).spec == small.replace(batch=1)
+    large = AttentionSpec(batch=8, tokens=1024, dim=512, heads=8)
+    assert checked_part(large).spec == large.replace(batch=1)
     symmetric = AttentionSpec(batch=1, tokens=64, dim=32, heads=2, window=4)
     assert checked_part(symmetric, score_bytes=1).spec.tokens == 64
+
+
+def test_a_small_problem_is_checked_whole() -> None:
+    small = AttentionSpec(batch=8, tokens=32, dim=32, heads=2)
+    part = checked_part(small)
+    assert part.spec == small
+    tensors = torch.arange(8.0)[:, None, None].expand(8, 32, 32)
+    assert torch.equal(part.output(tensors), tensors)
+    assert torch.equal(part.inputs([tensors])[0], tensors)
+
+
+def test_of_more_sequences_than_fit_the_first_and_the_last_are_checked() -> None:
+    many = AttentionSpec(batch=1000, tokens=64, dim=64, heads=4)
+    part = checked_part(many)
+    assert 2 <= part.spec.batch < 1000
+    assert (part.sequences[0], part.sequences[-1]) == (0, 999)
+    assert part.sequences == sorted(set(part.sequences))
 
 
 def test_the_part_of_a_very_long_problem_stays_small() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
@@ -27,6 +29,21 @@ def test_the_peak_holds_inputs_and_temporaries() -> None:
     found = measured_peak(doubling, device="cpu")
     assert found is not None
     assert 0.95 * 64 * MIB < found < 1.2 * 64 * MIB
+
+
+def test_garbage_of_an_earlier_point_is_not_subtracted() -> None:
+    gc.collect()
+    garbage: list[object] = [torch.ones(16 * MIB)]
+    garbage.append(garbage)
+    del garbage
+
+    def build() -> Call:
+        gc.collect()
+        return doubling()
+
+    found = measured_peak(build, device="cpu")
+    assert found is not None
+    assert found > 0.95 * 64 * MIB
 
 
 def test_without_a_kernels_record_a_thread_watches(monkeypatch: pytest.MonkeyPatch) -> None:

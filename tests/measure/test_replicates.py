@@ -5,7 +5,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
+from mhaprof.measure import replicates
 from mhaprof.measure.replicates import replicate_medians, run_replicates
+from mhaprof.point import MeasureOptions
+from mhaprof.point.fresh import measure_replicated
 from mhaprof.records import Failed, Latency, Measured, Point, Result, Run
 from mhaprof.spec import AttentionSpec
 
@@ -49,6 +54,36 @@ def test_each_replicate_is_a_process_of_its_own(tmp_path: Path) -> None:
     assert outcomes == [run_of(1.5)] * 3
     assert told == [1, 2, 3]
     assert len(set(pids.read_text().split())) == 3
+
+
+def interrupted_at(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[None] = []
+
+    def replicate(*_: object) -> Run:
+        started.append(None)
+        if len(started) == number:
+            raise KeyboardInterrupt
+        return run_of(float(len(started)))
+
+    monkeypatch.setattr(replicates, "_replicate", replicate)
+
+
+def test_an_interrupt_keeps_the_processes_that_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupted_at(3, monkeypatch)
+    result = measure_replicated(POINT, what=("latency",), options=MeasureOptions(), replicates=5)
+    assert isinstance(result.outcome, Measured)
+    assert result.outcome.latency is not None
+    assert result.outcome.latency.replicate_medians_s == [1.0, 2.0]
+    (cut,) = result.outcome.findings
+    assert (cut.code, cut.message) == ("interrupted", "interrupted: 2 of 5 processes")
+
+
+def test_an_interrupt_before_any_process_is_done_is_passed_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    interrupted_at(1, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        run_replicates(["unused"], count=5, timeout_s=60)
 
 
 def test_a_row_that_failed_is_still_a_result() -> None:

@@ -212,6 +212,22 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     binary.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageError, match="not UTF-8"):
         read_config(str(binary))
+    with pytest.raises(UsageError, match="is not the name of a file"):
+        read_config("a\0b")
+
+
+@pytest.mark.parametrize("word", ["llama\nllama", "\x1b[31mllama", "\x1e"])
+def test_a_word_that_would_break_the_line_of_a_message_is_shown_escaped(word: str) -> None:
+    for key, value in (("model_type", word), ("layer_types", [word] * 4)):
+        with pytest.raises(UsageError, match=rf"{key}: .*\\") as caught:
+            layers_of(LLAMA | {key: value})
+        assert len(str(caught.value).splitlines()) == 1
+        assert str(caught.value).isprintable()
+
+
+def test_a_number_that_is_none_is_not_said_to_contradict_itself() -> None:
+    with pytest.raises(UsageError, match="hidden_size: NaN is not a whole number"):
+        layers_of(LLAMA | {"hidden_size": float("nan")})
 
 
 WRONG = st.one_of(
@@ -265,11 +281,12 @@ def broken_configs(draw: st.DrawFn) -> tuple[dict[str, Any], set[str]]:
     return config, set(keys)
 
 
-@settings(max_examples=300, deadline=None)
-@given(broken_configs(), st.booleans(), st.sampled_from(["prefill", "decode"]))
-def test_any_broken_config_gives_a_plan_or_an_error_with_a_key(
-    broken: tuple[dict[str, Any], set[str]], partial: bool, phase: Any
-) -> None:
+def fuzz(check: Any, examples: int, *strategies: Any) -> None:
+    """Check as many examples; few in the default run, many where slow tests run."""
+    settings(max_examples=examples, deadline=None)(given(*strategies)(check))()
+
+
+def check_broken(broken: tuple[dict[str, Any], set[str]], partial: bool, phase: Any) -> None:
     config, _ = broken
     try:
         plan = layers_of(config, tokens=64, phase=phase, partial=partial)
@@ -285,8 +302,20 @@ def test_any_broken_config_gives_a_plan_or_an_error_with_a_key(
     assert all(formulas.total_macs(kind.spec, exact=True) >= 1 for kind in plan.kinds)
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.recursive(st.none() | st.integers() | st.text(max_size=5), st.lists, max_leaves=5))
-def test_what_is_no_object_is_refused(value: Any) -> None:
-    with pytest.raises(UsageError):
-        layers_of(value)
+EXAMPLES = [pytest.param(80, id="few"), pytest.param(2000, id="many", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("examples", EXAMPLES)
+def test_any_broken_config_gives_a_plan_or_an_error_with_a_key(examples: int) -> None:
+    phases = st.sampled_from(["prefill", "decode"])
+    fuzz(check_broken, examples, broken_configs(), st.booleans(), phases)
+
+
+@pytest.mark.parametrize("examples", EXAMPLES)
+def test_what_is_no_object_is_refused(examples: int) -> None:
+    def check(value: Any) -> None:
+        with pytest.raises(UsageError):
+            layers_of(value)
+
+    leaves = st.none() | st.integers() | st.text(max_size=5)
+    fuzz(check, examples, st.recursive(leaves, st.lists, max_leaves=5))

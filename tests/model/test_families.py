@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,8 +54,24 @@ def load() -> tuple[tuple[Case, ...], dict[str, str]]:
 CASES, ALIASES = load()
 
 
+REPRESENTATIVES = ("llama", "falcon", "gemma2", "gpt_oss", "deepseek_v3", "bert", "t5")
+"""Families with a case in the default run: one for each way that facts are kept.  Every
+other case is ``slow``: each imports another module of transformers."""
+
+
 def ids(one: Case) -> str:
     return f"{one.model_type}-{CASES.index(one)}"
+
+
+def each(cases: Iterable[Case]) -> list[Any]:
+    """Return the cases as parameters; the first of each representative is not slow."""
+    quick = set(REPRESENTATIVES)
+    parameters = []
+    for one in cases:
+        marks = () if one.model_type in quick else (pytest.mark.slow,)
+        quick.discard(one.model_type)
+        parameters.append(pytest.param(one, marks=marks, id=ids(one)))
+    return parameters
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +138,7 @@ def counted(blocks: list[Any]) -> tuple[int, int, int]:
     return projections, norms, sinks
 
 
-@pytest.mark.parametrize("one", CASES, ids=ids)
+@pytest.mark.parametrize("one", each(CASES))
 def test_parameters_are_those_of_the_module_that_transformers_builds(
     one: Case, config_of: Any
 ) -> None:
@@ -132,7 +148,7 @@ def test_parameters_are_those_of_the_module_that_transformers_builds(
         assert (got.projections, got.norms + kind.norm_biases, got.sinks) == expected, kind.name
 
 
-@pytest.mark.parametrize("one", CASES, ids=ids)
+@pytest.mark.parametrize("one", each(CASES))
 def test_layers_alternate_as_the_config_class_of_transformers_says(
     one: Case, config_of: Any
 ) -> None:
@@ -206,7 +222,7 @@ def traced(one: Case) -> bool:
     return one.model_type not in UNTRACED and one.raw.get("alibi") is not True
 
 
-@pytest.mark.parametrize("one", [one for one in CASES if traced(one)], ids=ids)
+@pytest.mark.parametrize("one", each(one for one in CASES if traced(one)))
 def test_macs_are_those_that_torch_counts_in_the_module(one: Case, config_of: Any) -> None:
     from torch.utils.flop_counter import FlopCounterMode
 

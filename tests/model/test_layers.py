@@ -237,10 +237,67 @@ def test_an_unknown_model_type_works_and_says_what_was_assumed() -> None:
     assert layers_of(latent, tokens=32).kinds[0].spec.is_latent
 
 
-@pytest.mark.parametrize("key", ["multi_query_group_num", "block_configs", "index_topk"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "multi_query_group_num",
+        "block_configs",
+        "index_topk",
+        "num_attention_groups",
+        "attn_type_list",
+    ],
+)
 def test_an_unknown_family_with_a_key_of_its_own_is_refused_by_that_key(key: str) -> None:
     with pytest.raises(UsageError, match=key):
         layers_of(LLAMA | {"model_type": "brandnew", key: 2})
+    with pytest.raises(UsageError, match=key):
+        layers_of(LLAMA | {"model_type": "brandnew", "attention_types": [], key: 2})
+
+
+def test_an_unknown_tower_of_images_has_no_causal_mask() -> None:
+    tower = LLAMA | {"model_type": "brandnew_vision"}
+    for config in (
+        {"text_config": LLAMA, "vision_config": tower},
+        {"thinker_config": {"text_config": LLAMA, "vision_config": tower}},
+    ):
+        plan = layers_of(config, tokens=32, part="vision")
+        assert plan.kinds[0].spec.causal == "none"
+        assert plan.model_type == "brandnew_vision"
+        assert any("assumed: not causal" in warning for warning in plan.warnings)
+        assert layers_of(config, tokens=32).kinds[0].spec.causal == "top-left"
+
+
+def test_the_first_falcon_40b_says_its_kv_heads_without_a_flag() -> None:
+    config = {"model_type": "RefinedWeb", "hidden_size": 64, "n_head": 8, "n_layer": 2}
+    assert layers_of(config | {"n_head_kv": 4}).kinds[0].spec.kv_heads == 4
+    assert layers_of(config).kinds[0].spec.kv_heads == 1
+    ignored = config | {"n_head_kv": 4, "multi_query": True}
+    assert layers_of(ignored).kinds[0].spec.kv_heads == 1
+
+
+@pytest.mark.parametrize("model_type", ["granitemoehybrid", "minimax"])
+def test_a_hybrid_that_does_not_say_which_layers_attend_is_refused(model_type: str) -> None:
+    with pytest.raises(UsageError, match="layer_types: is missing"):
+        layers_of(LLAMA | {"model_type": model_type})
+
+
+def test_in_decode_kv_tokens_are_the_cache_of_a_model_without_cross_attention() -> None:
+    plan = layers_of(LLAMA, kv_tokens=96, phase="decode")
+    assert plan.kinds == layers_of(LLAMA, tokens=96, phase="decode").kinds
+    assert plan.kinds[0].spec.kv_tokens == 96
+    assert layers_of(LLAMA, tokens=1, kv_tokens=96, phase="decode").kinds == plan.kinds
+    assert plan.at(7).kinds[0].spec.kv_tokens == 7
+    assert not plan.warnings
+    with pytest.raises(UsageError, match="tokens 50 and kv_tokens 96 are both of the cache"):
+        layers_of(LLAMA, tokens=50, kv_tokens=96, phase="decode")
+    crossing = layers_of(WHISPER, tokens=5, kv_tokens=96, phase="decode")
+    assert [kind.spec.kv_tokens for kind in crossing.kinds] == [5, 96]
+
+
+def test_kv_tokens_that_no_layer_reads_are_said_not_to_be_used() -> None:
+    plan = layers_of(LLAMA, tokens=32, kv_tokens=96)
+    assert plan.kinds[0].spec.kv_tokens == 32
+    assert plan.warnings == ("kv_tokens 96 is not used: no layer reads another sequence",)
 
 
 def test_a_window_that_counts_both_sides_reaches_half_of_it_to_each() -> None:

@@ -126,10 +126,14 @@ def test_an_unknown_family_warns_on_standard_error_and_in_json(
         (("--preset", "llama-3-8b", "--phase", "later"), "--phase 'later' is not one of"),
         (("--preset", "llama-3-8b", "--part", "left"), "--part 'left' is not one of"),
         (("--preset", "llama-3-8b", "--cache-dtype", "int3"), "--cache-dtype 'int3'"),
-        (("--preset", "llama-3-8b", "--tokens", "0"), "tokens 0 is not a whole number"),
+        (
+            ("--preset", "llama-3-8b", "--tokens", "0"),
+            "mhaprof: tokens 0 is not a whole number of at least 1\n",
+        ),
         (("--preset", "llama-3-8b", "--batch", "0"), "batch 0 is not a whole number"),
         (("--preset", "llama-3-8b", "--kv-tokens", "0"), "kv_tokens 0 is not a whole number"),
         (("--preset", "llama-3-8b", "--what-if", "kv_heads=5"), "kv_heads must divide heads"),
+        (("--preset", "llama-3-8b", "--what-if", "window=4,window=8"), "window is given twice"),
     ],
 )
 def test_a_wrong_request_costs_one_line(
@@ -154,6 +158,51 @@ def test_counting_a_model_imports_no_torch(fresh_mhaprof: Any) -> None:
     assert ran.code == 0
     assert "mhaprof.huggingface" in ran.err
     assert not re.search(r"\| +torch\n", ran.err)
+
+
+def test_kv_tokens_of_a_decoding_preset_are_its_cache_in_flags_and_in_files(
+    mhaprof: Any, tmp_path: Path
+) -> None:
+    flags = ("--preset", "deepseek-v3", "--phase", "decode", "--kv-tokens", 4096)
+    by_flags = mhaprof("flops", *flags, "--format", "json").rows[-1]
+    path = tmp_path / "points.yaml"
+    path.write_text("version: 1\npoints: [{preset: deepseek-v3, phase: decode, kv_tokens: 4096}]\n")
+    in_file = mhaprof("flops", path, "--format", "json").rows[-1]
+    expected = 1536 * (7168 + 128 * 192) + 7168 * 576 + 128 * 128 * (512 + 512 + 7168)
+    expected += 128 * 4096 * (576 + 512)
+    for row in (by_flags, in_file):
+        assert (row["tokens"], row["kv_tokens"], row["macs"]) == (1, 4096, expected)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "points: [{preset: llama-3-8b, heads: 4}]",
+        "defaults: {heads: 4}\npreset: llama-3-8b",
+        "preset: llama-3-8b\nsweep: {heads: [4, 8]}",
+    ],
+)
+def test_a_file_may_not_say_what_the_models_file_says(
+    mhaprof: Any, tmp_path: Path, place: str
+) -> None:
+    path = tmp_path / "points.yaml"
+    path.write_text(f"version: 1\n{place}\n")
+    ran = mhaprof("flops", path)
+    assert ran.code == 2
+    assert "preset: heads is what the model's file says" in ran.err
+    assert len(ran.err.splitlines()) == 1
+
+
+def test_what_a_model_assumes_is_said_once_wherever_it_is_named(
+    mhaprof: Any, config: Callable[..., Path]
+) -> None:
+    source = config(model_type="brandnew")
+    path = source.with_name("points.yaml")
+    path.write_text("version: 1\nmodel: config.json\nsweep: {tokens: [8, 9]}\n")
+    for asked in ((path,), ("--model", source, "--tokens", "8,9")):
+        ran = mhaprof("flops", *asked)
+        assert ran.code == 0
+        assert ran.err.count("model_type brandnew is not known") == 1
 
 
 def test_each_distinct_kind_of_layer_is_a_point_to_measure() -> None:
