@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
+from pydantic import ValidationError
+
 from mhaprof.errors import MhaprofError, Unavailable, UsageError
 from mhaprof.point import COUNTERS, DEFAULT_CACHE_DTYPE, MeasureOptions, count_point, measure_point
 from mhaprof.records import (
@@ -19,6 +21,7 @@ from mhaprof.records import (
     Skipped,
 )
 from mhaprof.spec import AttentionSpec
+from mhaprof.units import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from torch import nn
@@ -72,8 +75,13 @@ def count_flops(
         UsageError: the module cannot be run on the inputs, or arguments do not fit.
         MhaprofError: the counters disagree or left an operator of a spec uncounted.
     """
+    counters = _checked_counters(counters)
     if not isinstance(subject, AttentionSpec):
+        if implementation != "eager" or cache_dtype != DEFAULT_CACHE_DTYPE:
+            raise UsageError("implementation and cache_dtype are of a spec; a module has none")
         return _count_module(subject, inputs, kwargs, counters, backward)
+    if cache_dtype not in DTYPE_BYTES:
+        raise UsageError(f"cache_dtype {cache_dtype!r} is not one of {', '.join(DTYPE_BYTES)}")
     if inputs is not None or kwargs is not None:
         raise UsageError("an AttentionSpec makes its own inputs; give none")
     point = Point(name="point", spec=subject, implementation=implementation)
@@ -86,6 +94,17 @@ def count_flops(
         raise MhaprofError("; ".join(blocking))
     assert measured.counts is not None
     return measured.counts
+
+
+def _checked_counters(given: Collection[str]) -> tuple[str, ...]:
+    """Return the names of counters; a single one may be given bare.  Raises UsageError."""
+    names = (given,) if isinstance(given, str) else tuple(given)
+    for name in names:
+        if name not in COUNTERS:
+            raise UsageError(f"counter {name!r} is not one of {', '.join(COUNTERS)}")
+    if not names:
+        raise UsageError(f"counters are empty; give one of {', '.join(COUNTERS)}")
+    return names
 
 
 def _count_module(
@@ -106,6 +125,8 @@ def _count_module(
     if isinstance(inputs, torch.Tensor):
         inputs = (inputs,)
     tracers = [counter for counter in counters if counter != "closed-form"]
+    if not tracers:
+        raise UsageError("a module has no closed form; give the counters fvcore or torch")
     return count_module(module, inputs or (), kwargs=kwargs, counters=tracers, backward=backward)
 
 
@@ -125,13 +146,18 @@ def measure_latency(
     ``summary`` with the median, its 95 % interval and quantiles.
 
     Raises:
+        UsageError: a setting that there is not, or a value that it does not take.
         Unavailable: no such device, the implementation cannot run there, or the point
             is predicted not to fit in memory (``code`` says which).
         MhaprofError: the result is wrong, or the measurement broke.
     """
     from mhaprof.measure.devices import resolve_device
 
-    chosen = Settings(device=resolve_device(device), dtype=dtype, **settings)
+    try:
+        chosen = Settings(device=resolve_device(device), dtype=dtype, **settings)
+    except ValidationError as error:
+        faults = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise UsageError(f"settings that do not fit: {'; '.join(faults)}") from None
     point = Point(name="point", spec=spec, implementation=implementation, settings=chosen)
     given = (options or MeasureOptions()).model_copy(update={"allow_import": True})
     measured = _measured(measure_point(point, what={"latency"}, options=given))

@@ -74,3 +74,25 @@ def test_a_wrong_result_is_raised_and_never_timed(monkeypatch: pytest.MonkeyPatc
 def test_unknown_names_are_attribute_errors() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         mhaprof.nothing  # noqa: B018
+
+
+def test_counters_that_there_are_not_are_refused_and_never_left_out_silently() -> None:
+    with pytest.raises(UsageError, match="counter 'fvcor' is not one of fvcore, torch"):
+        count_flops(AttentionSpec(**SMALL), counters=["fvcor"])
+    with pytest.raises(UsageError, match="counters are empty"):
+        count_flops(AttentionSpec(**SMALL), counters=[])
+    with pytest.raises(UsageError, match="a module has no closed form"):
+        count_flops(nn.Linear(2, 2), torch.empty(1, 2), counters=["closed-form"])
+    counts = count_flops(AttentionSpec(**SMALL), counters="torch")
+    assert (counts.fvcore_flops, counts.torch_macs) == (None, counts.macs)
+
+
+def test_arguments_that_do_not_fit_are_usage_errors() -> None:
+    with pytest.raises(UsageError, match="cache_dtype 'int3' is not one of float64"):
+        count_flops(AttentionSpec(**SMALL), cache_dtype="int3")
+    with pytest.raises(UsageError, match="are of a spec"):
+        count_flops(nn.Linear(2, 2), torch.empty(1, 2), implementation="sdpa")  # type: ignore[call-overload]
+    with pytest.raises(UsageError, match="settings that do not fit: colour"):
+        measure_latency(AttentionSpec(**SMALL), device="cpu", colour="red")
+    with pytest.raises(UsageError, match="settings that do not fit: dtype"):
+        measure_latency(AttentionSpec(**SMALL), device="cpu", dtype="float8")  # type: ignore[arg-type]

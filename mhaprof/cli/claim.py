@@ -11,7 +11,7 @@ from mhaprof import paper
 from mhaprof.cli.claim_times import add_times
 from mhaprof.cli.options import takes
 from mhaprof.cli.output import Output, OutputFlags, say
-from mhaprof.errors import EXIT_FINDING, EXIT_OK
+from mhaprof.errors import EXIT_FINDING, EXIT_OK, UsageError
 from mhaprof.point import count_point
 from mhaprof.records import Measured
 from mhaprof.report.tabular import Row, row_of
@@ -42,6 +42,8 @@ def claim(
 
     Exits 1 when the claim does not hold or the counters disagree.
     """
+    if device != "auto" and not latency:
+        raise UsageError("--device says where --latency runs; give --latency too")
     points = paper.claim_points(dim=dim, tokens=tokens, batch=batch)
     results = [count_point(point) for point in points]
     rows = [row_of(result) for result in results]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from mhaprof import formulas
 from mhaprof.cli.progress import Bar
 from mhaprof.point import MeasureOptions, measure_point
-from mhaprof.records import Measured, Point, Settings
+from mhaprof.records import Latency, Measured, Outcome, Point, Settings
 from mhaprof.report.tabular import Row
 from mhaprof.units import format_seconds
 
@@ -21,10 +22,11 @@ CPU_TIME_S = 1.5
 
 
 def add_times(rows: Sequence[Row], points: Sequence[Point], *, device: str) -> list[str]:
-    """Add the median time of each implementation to each row; return sentences.
+    """Add the median time of each implementation, with its interval, to each row.
 
-    On a CPU the batch is cut to what finishes in about a minute, and the sentence says
-    so.  Ratios are to the first row, one full head.
+    On a CPU the batch is cut to what finishes in about a minute.  Ratios are to the first
+    row, one full head.  Returns sentences: the conditions, what could not be timed and
+    why, what was noisy, how far equal counts lie apart.
     """
     from mhaprof.measure.devices import device_name, resolve_device
 
@@ -32,6 +34,7 @@ def add_times(rows: Sequence[Row], points: Sequence[Point], *, device: str) -> l
     batch = _batch_of(points[0], place)
     options = MeasureOptions(max_time_s=CPU_TIME_S if place == "cpu" else 15.0)
     settings = Settings(device=place, dtype="float32")
+    refused, flags = [], Counter[str]()
     with Bar(total=len(rows) * len(IMPLEMENTATIONS)) as bar:
         for row, point in zip(rows, points, strict=True):
             row["latency_batch"] = batch
@@ -47,12 +50,29 @@ def add_times(rows: Sequence[Row], points: Sequence[Point], *, device: str) -> l
                 result = measure_point(
                     timed, what={"latency"}, options=options, progress=bar.update
                 )
-                _add(row, rows[0], name, result.outcome)
+                if isinstance(result.outcome, Measured) and result.outcome.latency is not None:
+                    _add(row, rows[0], name, result.outcome.latency)
+                    flags.update(_flags(result.outcome.latency))
+                else:
+                    _add(row, rows[0], name, None)
+                    refused.append(f"Not timed: {point.name}, {name}: {_why(result.outcome)}.")
     return [
         f"Times: batch {batch}, float32, on {device_name(place)}"
         + (" (the counts are of the whole batch)." if batch != points[0].spec.batch else "."),
+        *refused,
+        *(f"Of {len(rows) * len(IMPLEMENTATIONS)} times, {n} {flag}." for flag, n in flags.items()),
         *_insight(rows),
     ]
+
+
+def _why(outcome: Outcome) -> str:
+    return "no time" if isinstance(outcome, Measured) else f"{outcome.code}: {outcome.message}"
+
+
+def _flags(latency: Latency) -> list[str]:
+    """Return in words what speaks against relying on a time."""
+    unsettled = [] if latency.converged else ["did not converge (their interval is wide)"]
+    return unsettled + [f"were {flag}" for flag in latency.flags]
 
 
 def _batch_of(point: Point, device: str) -> int:
@@ -62,14 +82,14 @@ def _batch_of(point: Point, device: str) -> int:
     return max(1, min(point.spec.batch, CPU_MACS // macs))
 
 
-def _add(row: Row, first: Row, name: str, outcome: object) -> None:
+def _add(row: Row, first: Row, name: str, latency: Latency | None) -> None:
+    summary = latency.summary if latency is not None else None
     key = f"latency_{name}_median_s"
-    row[key] = row[f"latency_{name}_ratio"] = None
-    if not isinstance(outcome, Measured) or outcome.latency is None:
-        return
-    row[key] = outcome.latency.summary.median
-    if first[key]:
-        row[f"latency_{name}_ratio"] = row[key] / first[key]
+    row[key] = summary.median if summary else None
+    row[f"latency_{name}_ci_low_s"] = summary.ci_low if summary else None
+    row[f"latency_{name}_ci_high_s"] = summary.ci_high if summary else None
+    row[f"latency_{name}_flags"] = " ".join(latency.flags) or None if latency else None
+    row[f"latency_{name}_ratio"] = row[key] / first[key] if row[key] and first[key] else None
 
 
 def _insight(rows: Sequence[Row]) -> list[str]:

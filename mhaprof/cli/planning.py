@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mhaprof import attention
 from mhaprof.config import PlannedPoint, SettingsSection, load_config
@@ -23,8 +23,7 @@ COUNTED = Settings()
 """The settings of points that are counted alone: none."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Planned:
+class Planned(NamedTuple):
     """A named spec, with the implementations that its file asks for, if any."""
 
     name: str

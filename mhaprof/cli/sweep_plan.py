@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,7 +79,7 @@ def plan_sweep(config: Path | None, model: ModelChoice | None, asked: SweepReque
     names = tuple(asked.implementations or default)
     points = loaded.entries
     if asked.implementations:
-        points = tuple(replace(point, implementations=None) for point in points)
+        points = tuple(point._replace(implementations=None) for point in points)
     specs = [
         Planned(name=point.name, spec=point.spec, implementations=point.implementations)
         for point in points

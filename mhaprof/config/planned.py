@@ -51,9 +51,8 @@ class ModelSource:
         return self.directory / self.reference
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlannedPoint:
-    """One named point of a file, at ``line`` and ``column``.
+class PlannedPoint(NamedTuple):
+    """One named point of a file, at ``line`` and ``column``.  A tuple: grids make many.
 
     It has a ``spec``, or a ``model`` that is still to be read, or a ``module``, or a
     ``skip`` (an excluded point keeps its spec).  ``given`` holds the fields that were

@@ -104,16 +104,20 @@ def _fraction(value: object) -> float:
 
 
 Label = Annotated[
-    str, Form(pattern=r"[^\x00-\x1f\x7f]{1,200}", wanted="a name of 1 to 200 characters")
+    str,
+    Form(
+        pattern=r"[^\x00-\x1f\x7f-\x9f]{1,200}",
+        wanted="a name of 1 to 200 characters, line breaks and escapes not among them",
+    ),
 ]
 FileStem = Annotated[
     str,
     Form(
-        pattern=r"[^./\\\x00-\x1f\x7f][^/\\\x00-\x1f\x7f]{0,99}",
+        pattern=r"[^./\\\x00-\x1f\x7f-\x9f][^/\\\x00-\x1f\x7f-\x9f]{0,99}",
         wanted="a name that a file can have",
     ),
 ]
-Text = Annotated[str, Form(pattern=r"[^\x00-\x1f\x7f]{1,1000}", wanted="a name")]
+Text = Annotated[str, Form(pattern=r"[^\x00-\x1f\x7f-\x9f]{1,1000}", wanted="a name")]
 ImplementationName = Annotated[
     str,
     Form(

@@ -122,7 +122,8 @@ def _joined(
     fvcore = traced.fvcore_macs if traced else None
     torch = traced.torch_macs if traced else None
     closed = total if closed_form else None
-    macs = next((number for number in (fvcore, torch) if number is not None), total)
+    macs = torch if fvcore is None else fvcore
+    macs = total if macs is None else macs
     findings = _compared(traced, closed=closed, learned=learned) if traced else []
     both_passes = None
     if backward:

@@ -117,9 +117,8 @@ def row_of(result: Result, *, latency: bool = False) -> Row:
     """Flatten one result; ``latency`` adds the columns of times, empty if unmeasured."""
     row = (_TIMED if latency else _COUNTED).copy()
     point, outcome = result.point, result.outcome
-    row.update(
-        name=point.name, role=point.role, implementation=point.implementation, status=outcome.status
-    )
+    row["name"], row["role"] = point.name, point.role
+    row["implementation"], row["status"] = point.implementation, outcome.status
     row.update(point.given if isinstance(point, ImpossiblePoint) else vars(point.spec))
     if isinstance(outcome, Skipped | Failed):
         row.update(reason=outcome.code, message=outcome.message)
@@ -127,7 +126,8 @@ def row_of(result: Result, *, latency: bool = False) -> Row:
             settings = point.settings
             row.update(device=settings.device, dtype=settings.dtype, threads=settings.threads)
         return row
-    _add_findings(row, outcome)
+    if outcome.findings:
+        _add_findings(row, outcome)
     if outcome.counts is not None:
         _add_counts(row, outcome.counts, result.reference_macs)
     if outcome.latency is not None:
@@ -141,8 +141,6 @@ def row_of(result: Result, *, latency: bool = False) -> Row:
 
 def _add_findings(row: Row, outcome: Measured) -> None:
     """Mark the row: a blocking finding makes it failed, another is a reason alone."""
-    if not outcome.findings:
-        return
     blocking = [finding for finding in outcome.findings if finding.blocking]
     shown = (blocking or outcome.findings)[0]
     row.update(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mhaprof.report.tabular import Row
-from mhaprof.report.view import Column, View, count, number, status, text
+from mhaprof.report.view import View, count, interval, number, status, text
 from mhaprof.spec import AttentionSpec
 from mhaprof.units import format_bytes, format_percent, format_seconds
 
@@ -24,7 +24,7 @@ def latency_view(rows: Sequence[Row], *, title: str, compare: bool = True) -> Vi
         columns.append(count("threads", "threads"))
     columns += [
         number("median", "latency_median_s", format_seconds),
-        Column(title="95 % interval", cell=_interval),
+        interval("95 % interval", "latency_ci_low_s"),
         number("p5", "latency_p5_s", format_seconds),
         number("p95", "latency_p95_s", format_seconds),
         count("samples", "samples"),
@@ -53,13 +53,6 @@ def latency_view(rows: Sequence[Row], *, title: str, compare: bool = True) -> Vi
     columns.append(status())
     notes = comparison_notes(rows) if compare else []
     return View(title=title, columns=columns, rows=rows, notes=notes)
-
-
-def _interval(row: Row) -> str:
-    low, high = row.get("latency_ci_low_s"), row.get("latency_ci_high_s")
-    if low is None or high is None:
-        return ""
-    return f"{format_seconds(low)} .. {format_seconds(high)}"
 
 
 def _rate(value: float) -> str:

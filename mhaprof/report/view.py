@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mhaprof.report.tabular import Row
-from mhaprof.units import format_count, format_ratio
+from mhaprof.units import format_count, format_ratio, format_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +54,18 @@ def ratio(title: str, key: str) -> Column:
 def number(title: str, key: str, form: Callable[[Any], str]) -> Column:
     """Make a column of numbers worded by ``form``; absent values are left empty."""
     return Column(title=title, cell=lambda row: _or_empty(row.get(key), form))
+
+
+def interval(title: str, low: str) -> Column:
+    """Make a column of two times; ``low`` is the key of the lower, the upper's says ``high``."""
+    high = low.replace("_low_", "_high_")
+
+    def cell(row: Row) -> str:
+        if row.get(low) is None or row.get(high) is None:
+            return ""
+        return f"{format_seconds(row[low])} .. {format_seconds(row[high])}"
+
+    return Column(title=title, cell=cell)
 
 
 def status() -> Column:

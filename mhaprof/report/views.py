@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mhaprof import formulas
 from mhaprof.report.tabular import Row
-from mhaprof.report.view import Column, View, count, number, ratio, status, text
+from mhaprof.report.view import Column, View, count, interval, number, ratio, status, text
 from mhaprof.units import format_bytes, format_ratio, format_seconds
 
 FVCORE_TITLE = "FLOPs (fvcore, 1 MAC = 1)"
@@ -104,6 +104,7 @@ def claim_view(rows: Sequence[Row], *, title: str, notes: Sequence[str]) -> View
         if any(row.get(f"latency_{name}_median_s") is not None for row in rows):
             columns += [
                 number(f"{name}, median", f"latency_{name}_median_s", format_seconds),
+                interval(f"{name}, 95 % interval", f"latency_{name}_ci_low_s"),
                 ratio(f"{name}, ratio", f"latency_{name}_ratio"),
             ]
     if any(row.get("status") != "ok" for row in rows):

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from mhaprof import formulas, paper
-from mhaprof.records import Measured
+from mhaprof.cli import claim_times
+from mhaprof.records import Latency, Measured, Point, Result, Skipped
 from mhaprof.spec import AttentionSpec
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -113,3 +114,51 @@ def test_the_stored_result_is_what_the_command_regenerates(
     ran = mhaprof("claim", "--format", format, "-o", tmp_path / name)
     assert ran.code == 0
     assert (tmp_path / name).read_text() == (RESULTS / name).read_text()
+
+
+@pytest.fixture
+def made_up_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let eager take as many seconds as heads, sdpa be contended and refuse two heads."""
+
+    def timed(point: Point, **_: object) -> Result:
+        heads, eager = point.spec.heads, point.implementation == "eager"
+        if heads == 2 and not eager:
+            refusal = Skipped(code="backend_unavailable", message="no two heads today")
+            return Result(point=point, outcome=refusal)
+        latency = Latency(
+            device="cpu", device_name="a CPU", dtype="float32", threads=1, timer="wall",
+            cache="hot", mode="forward", compiled=False, tf32=None, resolved_backend=None,
+            samples_s=[heads * factor for factor in (0.9,) * 9 + (1.0,) * 2 + (1.1,) * 9],
+            first_call_s=1.0, warmup_calls=3, converged=eager, max_error=0.0, tolerance=1.0,
+            flags=[] if eager else ["contended"],
+        )  # fmt: skip
+        return Result(point=point, outcome=Measured(latency=latency))
+
+    monkeypatch.setattr(claim_times, "measure_point", timed)
+
+
+@pytest.mark.usefixtures("made_up_times")
+def test_times_come_with_their_spread_and_what_has_none_says_why(mhaprof: Any) -> None:
+    arguments = ("claim", "--latency", "--device", "cpu", "--dim", 8, "--tokens", 16, "--batch", 2)
+    rows = mhaprof(*arguments, "--format", "json").rows
+    for row in rows:
+        low, high = row["latency_eager_ci_low_s"], row["latency_eager_ci_high_s"]
+        assert low < row["latency_eager_median_s"] == row["heads"] < high
+        assert row["latency_eager_ratio"] == row["heads"]
+        assert row["latency_eager_flags"] is None
+        refused = row["heads"] == 2
+        assert row["latency_sdpa_median_s"] == (None if refused else row["heads"])
+        assert row["latency_sdpa_flags"] == (None if refused else "contended")
+    shown = mhaprof(*arguments).out
+    assert "eager, 95 % interval" in shown
+    assert "900 ms .. 1.1 s" in shown
+    assert "Times: batch 2, float32, on " in shown
+    assert "Not timed: 2 heads, W_O, sdpa: backend_unavailable: no two heads today." in shown
+    assert "Of 16 times, 6 did not converge (their interval is wide)." in shown
+    assert "Of 16 times, 6 were contended." in shown
+
+
+def test_a_device_without_latency_is_refused(mhaprof: Any) -> None:
+    ran = mhaprof("claim", "--device", "cpu")
+    assert ran.code == 2
+    assert ran.err == "mhaprof: --device says where --latency runs; give --latency too\n"

@@ -294,3 +294,11 @@ def test_no_line_break_or_escape_of_a_file_reaches_the_terminal() -> None:
         "causal, window, chunk, phase, qk_norm, output_gate, sinks, ...",
         "f.yaml:3:20: device: '\\x1b[2J' is not one of auto, cpu, cuda, cuda:N, mps, xpu",
     ]
+
+
+@pytest.mark.parametrize("escape", ["\\n", "\\e[31m", "\\x7f", "\\x9b31m"])
+def test_a_name_holds_nothing_that_a_terminal_obeys(escape: str) -> None:
+    (fault,) = faults(f'version: 1\npoints: [{{name: "a{escape}", heads: 8}}]')
+    assert fault.startswith("f.yaml:2:17: name: ")
+    assert fault.isprintable()
+    assert "line breaks and escapes not among them" in fault

@@ -59,6 +59,10 @@ def rotated(width: int) -> Callable[[torch.Tensor], dict[str, Any]]:
     }
 
 
+HEAD_WIDE = rotated(16)
+"""Rotation of whole heads, 96 / 6 wide."""
+
+
 def plain(x: torch.Tensor) -> dict[str, Any]:
     return {"attention_mask": None}
 
@@ -93,7 +97,7 @@ class Block:
     path: str
     raw: Mapping[str, Any]
     spec: Mapping[str, Any] = field(default_factory=dict)
-    call: Callable[[torch.Tensor], dict[str, Any]] = rotated(16)
+    call: Callable[[torch.Tensor], dict[str, Any]] = HEAD_WIDE
     model_type: str | None = None
     norms: int = 0
     implementations: tuple[str, ...] = ("eager", "sdpa")
@@ -196,9 +200,7 @@ SLOW = {
         call=plain,
     ),
     "gpt_neox": Block(path="gpt_neox:GPTNeoXAttention", raw=ENCODER, spec=BIASES, call=rotated(4)),
-    "opt": Block(
-        path="opt:OPTAttention", raw={**ENCODER, "ffn_dim": 128}, spec=BIASES, call=plain
-    ),
+    "opt": Block(path="opt:OPTAttention", raw={**ENCODER, "ffn_dim": 128}, spec=BIASES, call=plain),
     "vit": Block(
         path="vit:ViTAttention",
         raw={**ENCODER, "image_size": 32, "patch_size": 8, "qkv_bias": True},
