@@ -1,8 +1,11 @@
 """The timer against torch.utils.benchmark, its cost, its repeatability, and a burner.
 
-Ratios within one run, alternating.  A round that the machine disturbed proves nothing:
-each check looks for undisturbed rounds, a stated number of times, and skips, saying so,
-when there are none.  A check that had its undisturbed rounds is judged on them alone.
+Ratios within one run, alternating.  A round that the machine disturbed proves nothing: it
+is not judged, and a check that finds too few others in its time skips, saying what it saw.
+Two things tell of a disturbance: what `conditions.contention` notices, and a control, the
+peer measured twice, that does not agree with itself.  A check fails only on what was
+undisturbed, and not on one set of rounds alone, so that noise that nothing notices does not
+fail it and an error of the timer does: that is in every set.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -25,11 +29,17 @@ from mhaprof.measure import conditions, devices
 from mhaprof.measure.sampling import Samples, StopRule, WarmUp, sample, warm_up
 from mhaprof.measure.timers import WallTimer
 
-pytestmark = pytest.mark.benchmark
+pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(600)]
 
 ROUNDS = 5
-TRIES = 15
-"""Rounds that are tried at most to find five undisturbed ones."""
+SETS = 2
+"""Sets of rounds that have to miss before a check fails."""
+
+PATIENCE_S = 45.0
+"""Time after which a check stops looking for undisturbed rounds."""
+
+CONTROL = 0.01
+"""How far two measurements of the peer in one round may lie apart."""
 
 BURN = "while True: pass"
 
@@ -54,93 +64,130 @@ def call_of(name: str) -> Callable[[], object]:
     return lambda: function(q)
 
 
+def peer_of(call: Callable[[], object]) -> TorchTimer:
+    return TorchTimer("call()", globals={"call": call}, num_threads=1)
+
+
 def measured(call: Callable[[], object], rule: StopRule | None = None) -> Samples:
     timer = WallTimer()
     warm_up(timer, call, rule=WarmUp())
     return sample(timer, call, rule=rule or StopRule())
 
 
-def undisturbed(before: conditions.CpuState, taken: Samples | None = None) -> bool:
-    """Say whether nothing competed since ``before``."""
-    return (
-        conditions.contention(
-            before,
-            conditions.cpu_state(),
-            threads=1,
-            samples_s=taken.samples_s if taken else (),
-            process_time_s=taken.process_time_s if taken else None,
-        )
-        is None
+def disturbance(before: conditions.CpuState, taken: Samples | None = None) -> str | None:
+    """Return what competed since ``before``, or None."""
+    return conditions.contention(
+        before,
+        conditions.cpu_state(),
+        threads=1,
+        samples_s=taken.samples_s if taken else (),
+        process_time_s=taken.process_time_s if taken else None,
     )
+
+
+def undisturbed_rounds(
+    round_of: Callable[[], tuple[float, str | None]], *, count: int, deadline: float
+) -> list[float]:
+    """Return the values of undisturbed rounds: ``count``, or skip when time is up."""
+    found: list[float] = []
+    seen: list[str] = []
+    while len(found) < count:
+        if time.perf_counter() > deadline:
+            words = f"{len(found)} of {count} undisturbed rounds in time; seen: {seen[-3:]}"
+            print("not judged:", words)
+            pytest.skip(words)
+        value, why = round_of()
+        if why is None:
+            found.append(value)
+        else:
+            seen.append(why)
+    return found
 
 
 @pytest.mark.parametrize("name", ["sdpa", "eager"])
 def test_the_median_agrees_with_blocked_autorange_within_3_percent(name: str) -> None:
-    call, ratios = call_of(name), []
-    peer = TorchTimer("call()", globals={"call": call}, num_threads=1)
-    for attempt in range(TRIES):
+    call = call_of(name)
+    peer = peer_of(call)
+
+    def one_round() -> tuple[float, str | None]:
         before = conditions.cpu_state()
-        if attempt % 2:
-            theirs = peer.blocked_autorange(min_run_time=0.5).median
-            ours = measured(call)
-        else:
-            ours = measured(call)
-            theirs = peer.blocked_autorange(min_run_time=0.5).median
-        if undisturbed(before, ours):
-            ratios.append(stats.median(ours.samples_s) / theirs)
-        if len(ratios) == ROUNDS:
-            break
-    if len(ratios) < ROUNDS:
-        pytest.skip(f"{len(ratios)} undisturbed rounds in {TRIES}: the machine is busy")
-    print(f"{name}: ratios {[f'{ratio:.4f}' for ratio in ratios]}")
-    assert abs(stats.median(ratios) - 1) <= 0.03
+        first = peer.blocked_autorange(min_run_time=0.5).median
+        ours = measured(call)
+        second = peer.blocked_autorange(min_run_time=0.5).median
+        why = disturbance(before, ours)
+        if why is None and abs(first - second) > CONTROL * min(first, second):
+            why = f"the peer differs from itself by {abs(first / second - 1):.1%}"
+        return stats.median(ours.samples_s) / ((first + second) / 2), why
+
+    deadline = time.perf_counter() + PATIENCE_S
+    middles = []
+    for _ in range(SETS):
+        ratios = undisturbed_rounds(one_round, count=ROUNDS, deadline=deadline)
+        middles.append(stats.median(ratios))
+        print(f"{name}: ratios {[f'{ratio:.4f}' for ratio in ratios]}")
+        if abs(middles[-1] - 1) <= 0.03:
+            return
+    pytest.fail(f"median ratios {middles}")
 
 
 @pytest.mark.parametrize("name", ["sdpa", "eager"])
 def test_one_percent_costs_no_more_than_a_second_of_blocked_autorange(name: str) -> None:
-    call, ratios = call_of(name), []
-    peer = TorchTimer("call()", globals={"call": call}, num_threads=1)
-    for _ in range(TRIES):
+    """Judged by the cheapest round: noise only ever adds samples."""
+    call = call_of(name)
+    peer = peer_of(call)
+
+    def one_round() -> tuple[float, str | None]:
         before = conditions.cpu_state()
         started = time.perf_counter()
         ours = measured(call)
         middle = time.perf_counter()
         peer.blocked_autorange(min_run_time=1)
         ended = time.perf_counter()
-        if undisturbed(before, ours) and ours.converged:
-            ratios.append((middle - started) / (ended - middle))
-        if len(ratios) == 3:
-            break
-    if len(ratios) < 3:
-        pytest.skip(f"{len(ratios)} undisturbed rounds in {TRIES}: the machine is busy")
+        why = disturbance(before, ours)
+        if why is None and not ours.converged:
+            why = "not converged"
+        return (middle - started) / (ended - middle), why
+
+    ratios = undisturbed_rounds(one_round, count=3, deadline=time.perf_counter() + PATIENCE_S)
     print(f"{name}: cost ratios {[f'{ratio:.3f}' for ratio in ratios]}")
-    assert stats.median(ratios) <= 1.0
+    assert min(ratios) <= 1.0
 
 
 def test_the_timers_own_overhead_is_under_one_percent_of_50_us() -> None:
-    batch = WallTimer().batch(lambda: None, 5000)
-    overhead = stats.median(batch.samples_s)
+    batches = [WallTimer().batch(lambda: None, 5000) for _ in range(5)]
+    overhead = min(stats.median(batch.samples_s) for batch in batches)
     print(f"overhead {overhead * 1e9:.0f} ns")
     assert overhead < 0.01 * 50e-6
 
 
 CHILD = """
 import json, sys, torch
-from tests_timing import call_of, measured
+from tests_timing import call_of, disturbance, measured, peer_of
 from mhaprof.measure import conditions
 torch.set_num_threads(1)
 torch.set_grad_enabled(False)
+call = call_of(sys.argv[1])
 before = conditions.cpu_state()
-taken = measured(call_of(sys.argv[1]))
-why = conditions.contention(before, conditions.cpu_state(), threads=1,
-                            samples_s=taken.samples_s, process_time_s=taken.process_time_s)
-print(json.dumps([sorted(taken.samples_s)[len(taken.samples_s) // 2],
-                  min(taken.process_time_s), why]))
+taken = measured(call)
+why = disturbance(before, taken)
+peer = peer_of(call).blocked_autorange(min_run_time=0.5).median
+print(json.dumps({"wall_s": sorted(taken.samples_s)[len(taken.samples_s) // 2],
+                  "process_s": min(taken.process_time_s), "peer_s": peer, "why": why}))
 """
 
 
-def fresh_process(name: str) -> tuple[float, float, str | None]:
-    """Measure in a fresh process: median wall, least process time, what competed."""
+@dataclass(frozen=True, kw_only=True)
+class Fresh:
+    """What a fresh process measured: median wall, least process time, the peer, what competed."""
+
+    wall_s: float
+    process_s: float
+    peer_s: float
+    why: str | None
+
+
+def fresh_process(name: str) -> Fresh:
+    """Measure in a fresh process."""
     loader = (
         "import importlib.util, sys\n"
         f"spec = importlib.util.spec_from_file_location('tests_timing', {__file__!r})\n"
@@ -150,30 +197,34 @@ def fresh_process(name: str) -> tuple[float, float, str | None]:
     done = subprocess.run(
         [sys.executable, "-c", loader + CHILD, name], capture_output=True, text=True, check=True
     )
-    wall, process, why = json.loads(done.stdout.splitlines()[-1])
-    return wall, process, why
+    return Fresh(**json.loads(done.stdout.splitlines()[-1]))
 
 
-@pytest.mark.timeout(600)
 def test_five_processes_agree_within_3_percent_on_the_gates_statistic() -> None:
     """The gate's on a quiet CPU: the median of wall time, at one thread.
 
-    Sets of five in which a process was disturbed are printed with what the statistic
-    for a contended machine (least process time) made of them, and not judged.
+    Sets of five in which a process was disturbed, or of which the peer, in the same
+    processes, says that they differ, are printed with what the statistic for a contended
+    machine (least process time) made of them, and not judged.
     """
-    spreads = []
-    for _ in range(3):
+    deadline, missed = time.perf_counter() + 2 * PATIENCE_S, []
+    while len(missed) < SETS and (not missed or time.perf_counter() < deadline):
         rounds = [fresh_process("sdpa") for _ in range(ROUNDS)]
-        walls, processes = [wall for wall, _, _ in rounds], [least for _, least, _ in rounds]
-        why = [reason for _, _, reason in rounds if reason]
-        print(f"wall {spread(walls):.4f}, process {spread(processes):.4f}, disturbed: {why}")
-        if not why:
-            spreads.append(spread(walls))
-            if spreads[-1] <= 0.03:
-                return
-    if not spreads:
-        pytest.skip("a process was disturbed in each of three sets: the machine is busy")
-    pytest.fail(f"undisturbed sets of five spread by {spreads}")
+        ours, process, peer = (
+            spread([getattr(found, clock) for found in rounds])
+            for clock in ("wall_s", "process_s", "peer_s")
+        )
+        why = [found.why for found in rounds if found.why]
+        print(f"wall {ours:.4f}, process {process:.4f}, peer {peer:.4f}, disturbed: {why}")
+        if ours <= 0.03 and not why:
+            return
+        if not why and peer <= 0.03:
+            missed.append(ours)
+        elif time.perf_counter() > deadline:
+            break
+    if len(missed) < SETS:
+        pytest.skip(f"the machine is busy: too few undisturbed sets of five processes {missed}")
+    pytest.fail(f"undisturbed sets of five spread by {missed}")
 
 
 def spread(values: list[float]) -> float:
@@ -192,29 +243,54 @@ def burners(count: int) -> Iterator[None]:
             process.wait()
 
 
-@pytest.mark.timeout(600)
 def test_burners_beside_raise_contended_every_time() -> None:
-    reasons = []
     with burners(os.cpu_count() or 1):
-        reasons = [fresh_process("sdpa")[2] for _ in range(ROUNDS)]
+        reasons = [fresh_process("sdpa").why for _ in range(ROUNDS)]
     print(reasons)
     assert all(reasons)
 
 
-def test_a_point_that_cannot_fit_is_refused_in_seconds_with_flat_memory() -> None:
-    command = [sys.executable, "-m", "mhaprof", "latency", "--tokens", "131072", "--batch", "32"]
-    command += ["--impl", "eager", "--device", "cpu"]
-    times = []
-    for _ in range(3):
-        started = time.perf_counter()
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        times.append(time.perf_counter() - started)
-    assert done.returncode == 4
-    assert "predicted_oom" in done.stdout + done.stderr
-    assert "Traceback" not in done.stdout + done.stderr
-    print(f"refused in {times}")
-    assert min(times) < 3.0
-    import resource
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What a command took: seconds of wall and CPU time, and its largest resident memory."""
 
-    # The largest child so far: kilobytes on Linux.  The scores alone would be 32 TiB.
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 1_500_000
+    wall_s: float
+    cpu_s: float
+    resident_bytes: int
+
+
+def refused(tokens: int) -> Cost:
+    """Ask for a time that no memory holds; return what the refusal took."""
+    command = [sys.executable, "-m", "mhaprof", "latency", "--tokens", str(tokens)]
+    command += ["--batch", "32", "--impl", "eager", "--device", "cpu"]
+    started = time.perf_counter()
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8"
+    )
+    assert process.stdout is not None
+    said = process.stdout.read()
+    _, status, used = os.wait4(process.pid, 0)
+    wall_s = time.perf_counter() - started
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 4
+    assert "predicted_oom" in said
+    assert "Traceback" not in said
+    unit = 1 if sys.platform == "darwin" else 1024
+    return Cost(
+        wall_s=wall_s,
+        cpu_s=used.ru_utime + used.ru_stime,
+        resident_bytes=used.ru_maxrss * unit,
+    )
+
+
+def test_a_point_that_cannot_fit_is_refused_in_seconds_with_flat_memory() -> None:
+    """The memory does not grow with the problem; the scores alone would be 32 TiB."""
+    costs = [refused(131072) for _ in range(3)]
+    larger = refused(2**20)
+    print(f"refused: {costs}, eight times the tokens: {larger}")
+    assert max(cost.resident_bytes for cost in costs) < 300e6
+    assert larger.resident_bytes < 1.1 * max(cost.resident_bytes for cost in costs)
+    assert min(cost.cpu_s for cost in costs) < 3.0
+    quickest = min(cost.wall_s for cost in costs)
+    if quickest >= 3.0:
+        pytest.skip(f"the machine is busy: {quickest:.1f} s of wall time for {costs[0].cpu_s:.1f}")
