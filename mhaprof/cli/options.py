@@ -88,7 +88,7 @@ class _SpecFlags:
     def collect(self, values: Mapping[str, Any]) -> dict[str, list[object]]:
         """Parse what was given; what does not parse stays text for the spec to refuse."""
         return {
-            name: [value] if isinstance(value, bool) else [_parsed(part) for part in _split(value)]
+            name: [value] if isinstance(value, bool) else _values(name, value)
             for name, value in values.items()
             if value is not None
         }
@@ -139,6 +139,12 @@ def _split(text: str) -> list[str]:
     return [part.strip() for part in text.split(",")]
 
 
+def _values(name: str, text: str) -> list[object]:
+    """Parse a list; ``none`` un-gives a field that takes numbers, as its help says."""
+    absent = ("null", "~") if "enum" in _options_of(name)[0] else ("null", "~", "none")
+    return [None if part in absent else _parsed(part) for part in _split(text)]
+
+
 def _parsed(text: str) -> object:
     """Read a number as a YAML 1.2 scalar would be read; leave words alone."""
     if _NUMBER.fullmatch(text):
@@ -147,7 +153,7 @@ def _parsed(text: str) -> object:
                 return kind(text)
             except ValueError:
                 continue
-    return None if text in ("null", "~") else text
+    return text
 
 
 def choices(alias: Any) -> str:

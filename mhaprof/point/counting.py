@@ -6,15 +6,20 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from mhaprof import formulas
+from mhaprof.errors import UsageError
 from mhaprof.point.boundary import guarded
 from mhaprof.point.options import COUNTERS, DEFAULT_CACHE_DTYPE
-from mhaprof.records import Counts, Finding, Measured, Point, Result, Skipped
+from mhaprof.records import Counts, Finding, Measured, Mode, Point, Result, Skipped
 from mhaprof.spec import AttentionSpec
 from mhaprof.units import DTYPE_BYTES, flops_of
 
 if TYPE_CHECKING:
     from mhaprof.attention.base import Implementation
     from mhaprof.measure.flops import ModuleFlops
+
+
+TOO_LARGE = "Storage size calculation overflowed"
+"""How torch refuses a tensor of more bytes than a signed 64-bit integer counts."""
 
 
 def count_point(
@@ -61,7 +66,8 @@ def count(
 
         implementation = attention.get(point.implementation, allow_import=allow_import)
         fused = implementation.fused
-        rejection = implementation.rejects(spec, device="meta", dtype="float32")
+        mode: Mode = "forward-backward" if backward else "forward"
+        rejection = implementation.rejects(spec, device="meta", dtype="float32", mode=mode)
         if rejection is not None:
             return Skipped(code=rejection.code, message=rejection.message)
         if implementation.counter_note is not None:
@@ -100,10 +106,18 @@ def trace(
     from mhaprof.attention.base import make_inputs
     from mhaprof.measure.flops import count_module
 
-    with torch.device("meta"):
-        module = implementation.build(spec)
-    inputs = make_inputs(spec, seed=0, dtype=torch.float32, device="meta")
-    return count_module(module, inputs, counters=counters, backward=backward)
+    try:
+        with torch.device("meta"):
+            module = implementation.build(spec)
+        inputs = make_inputs(spec, seed=0, dtype=torch.float32, device="meta")
+        return count_module(module, inputs, counters=counters, backward=backward)
+    except (RuntimeError, UsageError) as error:
+        if TOO_LARGE not in str(error):
+            raise
+        raise UsageError(
+            "tensors of these sizes have more than 2^63 bytes, which torch cannot describe even "
+            "without memory; give --counter closed-form"
+        ) from error
 
 
 def _joined(

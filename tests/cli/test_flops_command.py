@@ -224,6 +224,33 @@ def test_a_bad_flag_costs_one_line_and_exit_2(
     assert ran.err.startswith("mhaprof: ")
 
 
+def test_sizes_beyond_torch_point_to_the_closed_form(mhaprof: Any) -> None:
+    arguments = ("flops", "--dim", 80000000000, "--no-reference", "--format", "json")
+    ran = mhaprof(*arguments)
+    assert ran.code == 4
+    assert "give --counter closed-form" in ran.err
+    (row,) = mhaprof(*arguments, "--counter", "closed-form").rows
+    assert row["macs"] == 4 * 32 * 1024 * 80000000000**2 + 2 * 32 * 1024**2 * 80000000000
+
+
+def test_backward_of_an_implementation_without_gradients_is_a_skip(mhaprof: Any) -> None:
+    ran = mhaprof(
+        "flops", "--backward", "--impl", "torch-mha-fastpath", "--qkv-bias", "--out-bias",
+        "--no-reference", "--format", "json",
+    )  # fmt: skip
+    (row,) = ran.rows
+    assert (row["status"], row["reason"]) == ("skipped", "backward_unsupported")
+
+
+def test_none_in_a_list_is_the_field_left_out(mhaprof: Any) -> None:
+    ran = mhaprof(
+        "flops", "--causal", "top-left", "--window", "none,256", "--no-reference", "--format",
+        "json", "--counter", "closed-form",
+    )  # fmt: skip
+    assert [row["window"] for row in ran.rows] == [None, 256]
+    assert [row["pairs_exact"] for row in ran.rows] == [524800, 256 * 1024 - 256 * 255 // 2]
+
+
 def test_json_stays_json_when_the_request_is_wrong(mhaprof: Any) -> None:
     ran = mhaprof("flops", "--heads", 7, "--format", "json")
     assert ran.code == 2
