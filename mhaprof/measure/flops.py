@@ -70,6 +70,7 @@ def count_module(
     kwargs: Mapping[str, Any] | None = None,
     counters: Collection[str] = COUNTERS,
     backward: bool = False,
+    fresh: bool = False,
 ) -> ModuleFlops:
     """Count one call ``module(*inputs, **kwargs)``.
 
@@ -78,7 +79,8 @@ def count_module(
     the MACs of the backward pass of the sum of all outputs, as torch counts them, with
     gradients of floating inputs and of all parameters that require them; attention
     by ``scaled_dot_product_attention`` then counts as the fused kernels do it, which
-    recompute the scores.
+    recompute the scores.  A ``fresh`` module was built on meta for this count alone,
+    without hooks: it is not copied.
 
     Raises:
         UsageError: the module cannot be copied or run, or its control flow depends on
@@ -88,7 +90,7 @@ def count_module(
     if unknown or not counters:
         raise UsageError(f"counters {', '.join(unknown) or 'are empty'}: choose from fvcore, torch")
     with counting() as notes:
-        copied = copy_to_meta(module)
+        copied = MetaCopy(module=module, skipped_hooks=()) if fresh else copy_to_meta(module)
         call = ModuleCall(copied.module, inputs_to_meta((list(inputs), dict(kwargs or {}))))
         with torch.no_grad():
             call.materialize()

@@ -103,6 +103,7 @@ def trace(
     """Count an implementation's module on meta tensors with fvcore and/or torch."""
     import torch
 
+    from mhaprof.attention import TABLE
     from mhaprof.attention.base import make_inputs
     from mhaprof.measure.flops import count_module
 
@@ -110,7 +111,9 @@ def trace(
         with torch.device("meta"):
             module = implementation.build(spec)
         inputs = make_inputs(spec, seed=0, dtype=torch.float32, device="meta")
-        return count_module(module, inputs, counters=counters, backward=backward)
+        # What the user brought may hold hooks, or tensors that are not on meta.
+        fresh = implementation.name in TABLE
+        return count_module(module, inputs, counters=counters, backward=backward, fresh=fresh)
     except (RuntimeError, UsageError) as error:
         if TOO_LARGE not in str(error):
             raise

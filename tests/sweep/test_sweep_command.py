@@ -148,11 +148,20 @@ def test_ctrl_c_keeps_what_was_measured_and_exits_130() -> None:
     text = TIMES.replace("points: [{name: small, heads: 2}]", many).replace("batch: 1, ", "")
     Path("long.yaml").write_text(text)
     command = [sys.executable, "-m", "mhaprof", "sweep", "long.yaml", "--out", "l.sqlite"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        while process.poll() is None and stored("l.sqlite") < 1:
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+    # A shell's background job ignores SIGINT, and so would all that it starts.
+    with subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+    ) as process:
+        try:
+            while process.poll() is None and stored("l.sqlite") < 1:
+                time.sleep(0.05)
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == 130
     assert "to go: the same command resumes" in err.decode()
     assert 1 <= stored("l.sqlite") < 1000
