@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +14,10 @@ from typing import Any
 from mhaprof.cli.compare import BaseFile, Judging, JudgingFlags, NewFile, emit
 from mhaprof.cli.options import option, takes
 from mhaprof.cli.output import Output, OutputFlags, check_writable, say, write_atomically
-from mhaprof.compare import Comparison
-from mhaprof.report.benchmarks import Row, bencher, github_benchmark, pyperf
+from mhaprof.compare import Comparison, RunRows
+from mhaprof.compare.baseline import ROOT, baselines, slug
+from mhaprof.errors import UsageError
+from mhaprof.report.benchmarks import Row, bencher, github_benchmark, has_times, pyperf
 from mhaprof.report.ci import SUMMARY_LIMIT, summary, workflow_commands
 from mhaprof.report.comparison import conclusion
 from mhaprof.report.junit import to_junit
@@ -34,8 +37,14 @@ class Exports:
     paths: Mapping[str, Path]
 
     def write(self, comparison: Comparison, rows: Sequence[Row]) -> None:
-        """Write each file atomically: the comparison as JUnit, the candidate's rows else."""
+        """Write each file atomically: the comparison as JUnit, the candidate's rows else.
+
+        A suite without a time is none that pyperf reads: it is not written, and that is said.
+        """
         for name, path in self.paths.items():
+            if name == "pyperf" and not has_times(rows):
+                say(f"--pyperf {path} is not written: no point of the candidate has a time")
+                continue
             text = to_junit(comparison) if name == "junit" else _OF_ROWS[name](rows)
             write_atomically(path, text)
 
@@ -80,8 +89,25 @@ def gate(base: BaseFile, new: NewFile, *, judging: Judging, exports: Exports, ou
     candidate = load_run(new)
     comparison = judging.judge(load_baseline(base), candidate)
     exports.write(comparison, candidate.rows)
-    update = f"mhaprof baseline update {new}"
+    update = _update_command(base, new, candidate)
     return conclude(comparison, out, title=f"gate: {base} -> {new}", update=update)
+
+
+def _update_command(base: Path, new: Path, candidate: RunRows) -> str | None:
+    """Return the command that accepts the candidate; None where a point of it failed.
+
+    It writes the very baseline that was given, where BASE is one.
+    """
+    folder = base.parent.parent
+    try:
+        written = baselines(candidate, name=base.stem)
+    except UsageError:
+        return None
+    command = ["mhaprof", "baseline", "update", str(new)]
+    if any((folder / relative).resolve() == base.resolve() for relative in written):
+        command += [] if slug(new.stem) == base.stem else ["--name", base.stem]
+        command += [] if folder.resolve() == ROOT.resolve() else ["--directory", str(folder)]
+    return shlex.join(command)
 
 
 def conclude(comparison: Comparison, out: Output, *, title: str, update: str | None) -> int:

@@ -82,6 +82,11 @@ def bencher(rows: Sequence[Row]) -> str:
     return json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
+def has_times(rows: Sequence[Row]) -> bool:
+    """Say whether a suite of pyperf would hold a benchmark."""
+    return any(row.get("latency_median_s") is not None for _, row in _benchmarks(rows))
+
+
 def pyperf(rows: Sequence[Row]) -> str:
     """Return a pyperf 1.0 suite: one run per process where there are several.
 

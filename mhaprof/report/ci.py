@@ -63,7 +63,7 @@ def summary(comparison: Comparison, *, title: str, limit: int = SUMMARY_LIMIT) -
     if len(text.encode()) <= limit:
         return text
     lines = text.splitlines(keepends=True)
-    ending = "\n{} rows left out: a job summary holds " + f"{limit // 1024} KiB\n"
+    ending = "\n{} rows left out: a job summary holds " + f"{SUMMARY_LIMIT // 1024} KiB\n"
     used = len(ending) + 20 + sum(len(f"\n{note}\n".encode()) for note in notes)
     kept: list[str] = []
     first_row = 4

@@ -163,6 +163,6 @@ def conclusion(comparison: Comparison, *, update: str | None) -> Iterable[str]:
     elif code == 5:
         yield "the gate is not decided, and --strict wants it to be: measure more rounds"
     elif comparison.inconclusive():
-        yield "the gate passes; inconclusive points are too noisy to tell, neither good nor bad"
+        yield "the gate passes; what is inconclusive could not be decided: neither good nor bad"
     else:
         yield "the gate passes"

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 ENVIRONMENT = {
     "software": {"torch": "2.13.0", "numpy": "2.0", "python": "3.11.7"},
@@ -32,6 +36,40 @@ def test_a_baseline_is_written_per_device_and_gates_its_own_run(
     assert mhaprof("gate", path, worse).code == 1
     other = json.loads(json.dumps(ENVIRONMENT).replace("2.13.0", "2.12.0"))
     assert mhaprof("gate", path, write_run("other.json", rows, environment=other)).code == 3
+
+
+def test_the_command_that_a_gate_names_accepts_the_change(
+    mhaprof: Any,
+    write_run: Any,
+    make_rows: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    mhaprof("baseline", "update", write_run("run.json", make_rows(seed=1)), "--name", "nightly")
+    changed = [row | {"macs": row["macs"] + 1} for row in make_rows(seed=1)]
+    other = write_run("other.json", changed)
+    baselines = [Path("results/baselines/nvidia-h200/nightly.json")]
+    baselines.append(Path("kept/nvidia-h200/weekly.json"))
+    baselines[1].parent.mkdir(parents=True)
+    baselines[1].write_bytes(baselines[0].read_bytes())
+    for path in baselines:
+        ran = mhaprof("gate", path, other)
+        assert ran.code == 1
+        (command,) = re.findall(r"accept it: mhaprof (.*)", ran.err)
+        assert mhaprof(*shlex.split(command)).code == 0
+        assert mhaprof("gate", path, other).code == 0
+
+
+def test_no_command_accepts_a_point_that_failed(
+    mhaprof: Any, write_run: Any, make_rows: Any
+) -> None:
+    base = write_run("base.json", make_rows(seed=1))
+    broken = make_rows(seed=1)
+    broken[0].update(status="failed", reason="error")
+    ran = mhaprof("gate", base, write_run("new.json", broken))
+    assert ran.code == 1
+    assert "accept it" not in ran.err
 
 
 def test_a_baseline_keeps_what_is_judged_and_nothing_that_changes_by_the_minute(

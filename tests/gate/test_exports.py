@@ -206,7 +206,7 @@ def test_a_summary_of_many_points_stays_under_the_limit_and_says_what_is_left_ou
     assert 8500 < len(text.encode()) <= 9000
     assert SUMMARY_LIMIT == 1024 * 1024
     kept = sum(re.match(r"\| p\d", line) is not None for line in text.splitlines())
-    left = int(re.findall(r"(\d+) rows left out", text)[0])
+    left = int(re.findall(r"(\d+) rows left out: a job summary holds 1024 KiB", text)[0])
     assert kept + left == 100 * 2
     assert "100 points: 100 regressed" in text
 
@@ -235,6 +235,17 @@ def test_the_gate_writes_every_export_and_tells_github(
     assert target.read_text().startswith("before\n### gate: ")
     assert "| p07 | sdpa | latency |" in target.read_text()
     assert all((tmp_path / str(name).lstrip("-")).stat().st_size for name in flags[::2])
+
+
+def test_a_suite_without_a_time_is_not_written_for_pyperf_and_that_is_said(
+    mhaprof: Any, write_run: Any, make_rows: Any, tmp_path: Path
+) -> None:
+    counted = make_rows(seed=1, latency_median_s=None, replicate_medians_s=None)
+    run = write_run("base.json", counted)
+    ran = mhaprof("gate", run, run, "--pyperf", tmp_path / "suite.json")
+    assert ran.code == 0
+    assert "suite.json is not written: no point of the candidate has a time" in ran.err
+    assert not (tmp_path / "suite.json").exists()
 
 
 def test_annotations_do_not_spoil_data_on_standard_output(

@@ -196,6 +196,16 @@ def test_a_metric_that_is_no_longer_measured_is_not_a_pass(judge: Any, make_rows
     assert found(ran, "inconclusive") == [("p03", "latency", "metric_missing")]
 
 
+def test_a_process_that_took_no_time_is_no_time_and_no_traceback(
+    judge: Any, make_rows: Any
+) -> None:
+    new = make_rows(seed=2)
+    new[0]["replicate_medians_s"][0] = 0.0
+    ran = judge(make_rows(seed=1), new)
+    assert ran.code == 0
+    assert (ran.rows[0]["name"], ran.rows[0]["reason"]) == ("p00", "metric_missing")
+
+
 def test_a_renamed_point_is_found_by_what_it_measures(judge: Any, make_rows: Any) -> None:
     new = make_rows(seed=1)
     new[3]["name"] = "renamed"
@@ -267,6 +277,22 @@ def test_intervals_of_one_process_a_side_must_be_clearly_apart(
     ran = judge(*sides)
     assert ran.rows[0]["reason"] == reason
     assert ran.code == (1 if reason == "intervals_disjoint" else 0)
+
+
+@pytest.mark.parametrize("contended", [0, 1], ids=["base", "new"])
+def test_one_process_a_side_on_a_shared_machine_proves_nothing(
+    judge: Any, make_rows: Any, contended: int
+) -> None:
+    settings: dict[str, Any] = {"device": "cpu", "timer": "wall", "threads": 1}
+    sides = [
+        make_rows(seed=1, points=1, rounds=None, **settings),
+        make_rows(seed=2, points=1, rounds=None, slower={0: 1.6}, **settings),
+    ]
+    assert judge(*sides).code == 1
+    sides[contended][0]["flags"] = "contended"
+    ran = judge(*sides)
+    assert ran.code == 0
+    assert found(ran, "inconclusive") == [("p00", "latency", "too_few_rounds")]
 
 
 def test_the_gate_says_what_fails_and_how_to_accept_it(
