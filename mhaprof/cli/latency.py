@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -69,8 +69,6 @@ def latency(
 
     Without flags: dim 512, heads 8, tokens 1024, batch 32; eager and sdpa.
     """
-    from mhaprof.measure.devices import require_timer
-
     if samples_out is not None:
         check_writable(samples_out, flag="--samples-out")
     asked = plan(config, given, model=model, allow_import=allow_import)
@@ -78,8 +76,7 @@ def latency(
     versions = versions_of(asked.entries, implementations, allow_import=allow_import)
     section = asked.settings.merged(timing)
     settings = settings_of(section)
-    for setting in settings:
-        require_timer(setting.device or "cpu", setting.timer)
+    _check_settings(settings)
     options = options_of(section, allow_import=allow_import)
     points = [
         point
@@ -97,18 +94,25 @@ def latency(
     results = [*_measure_all(points, options, replicates=count), *impossible]
     rows = [row_of(result, latency=True) for result in results]
     words = f"{settings[0].mode} call" + (", compiled" if settings[0].compile else "")
-    title = f"Time of one {words}"
-    out.emit(
-        rows,
-        [latency_view(rows, title=title, compare=compare)],
-        environment=before,
-        environment_after=_environment(settings),
-    )
+    view = latency_view(rows, title=f"Time of one {words}", compare=compare)
+    where: dict[str, Any] = {"environment": before, "environment_after": _environment(settings)}
+    out.emit(rows, [view], **where)
     for note in [*findings_notes(rows), *_peak_notes(rows)]:
         say(note)
     if samples_out is not None:
-        write_atomically(samples_out, to_json(_with_samples(rows, results)))
+        write_atomically(samples_out, to_json(_with_samples(rows, results), **where))
     return EXIT_INTERRUPTED if was_interrupted(results) else exit_code(results)
+
+
+def _check_settings(settings: Sequence[Settings]) -> None:
+    """Raise UsageError for a timer that a device has not; say what has no effect."""
+    from mhaprof.measure.devices import require_timer
+
+    for setting in settings:
+        require_timer(setting.device or "cpu", setting.timer)
+    on_cuda = any(str(setting.device).startswith("cuda") for setting in settings)
+    if settings[0].tf32 and not on_cuda:
+        say("tf32 is a format of CUDA devices: it changes nothing here")
 
 
 def _environment(settings: Sequence[Settings]) -> Environment:

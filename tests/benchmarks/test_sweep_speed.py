@@ -79,6 +79,9 @@ def test_a_sweep_of_50_timed_points_costs_at_most_5_percent_beside_measuring(
     assert overhead <= 0.05
 
 
+ATTEMPTS = 3
+"""Rounds of both sides; the best of each is compared."""
+
 COUNTED = """
 version: 1
 defaults: {batch: 1, dim: 512}
@@ -93,7 +96,6 @@ def test_a_sweep_of_1000_counted_points_keeps_80_percent_of_the_rate_of_counting
     (tmp_path / "counted.yaml").write_text(COUNTED)
     out = tmp_path / "c.sqlite"
     command = [sys.executable, "-m", "mhaprof", "sweep", str(tmp_path / "counted.yaml")]
-    swept_s = seconds([*command, "--out", str(out)])
     points = [
         Point(
             name="point",
@@ -104,16 +106,24 @@ def test_a_sweep_of_1000_counted_points_keeps_80_percent_of_the_rate_of_counting
         for tokens in range(1, 201)
     ]
     count_point(points[0])
-    start = time.perf_counter()
-    for point in points:
-        count_point(point)
-    counted_s = time.perf_counter() - start
+    swept_s, counted_s = [], []
+    for _ in range(ATTEMPTS):
+        out.unlink(missing_ok=True)
+        swept_s.append(seconds([*command, "--out", str(out)]))
+        start = time.perf_counter()
+        for point in points:
+            count_point(point)
+        counted_s.append(time.perf_counter() - start)
+        # Other work on the machine spoils a round; the better of each side stands.
+        if min(swept_s) <= min(counted_s) / 0.8:
+            break
     with sqlite3.connect(out) as plain:
         assert plain.execute("SELECT count(*) FROM results WHERE status = 'ok'").fetchone() == (
             len(points),
         )
-    print(f"\n1000 points: swept {1000 / swept_s:.0f}/s, counted {1000 / counted_s:.0f}/s")
-    assert swept_s <= counted_s / 0.8
+    swept, counted = 1000 / min(swept_s), 1000 / min(counted_s)
+    print(f"\n1000 points: swept {swept:.0f}/s, counted {counted:.0f}/s")
+    assert swept >= 0.8 * counted
 
 
 @pytest.fixture(scope="module")
@@ -172,9 +182,13 @@ PANDAS = (
 
 
 def test_100000_points_load_about_as_fast_as_pandas_itself_and_within_1_gb(large: Path) -> None:
-    pandas_s, _ = measured_process(PANDAS, large)
-    load_s, load_gb = measured_process(LOADING, large)
-    show_s, show_gb = measured_process(SHOWING, large)
+    read, loaded, shown = (
+        [measured_process(code, large) for _ in range(ATTEMPTS)]
+        for code in (PANDAS, LOADING, SHOWING)
+    )
+    pandas_s = min(read)[0]
+    load_s, load_gb = min(loaded)[0], max(gb for _, gb in loaded)
+    show_s, show_gb = min(shown)[0], max(gb for _, gb in shown)
     print(
         f"\n100000 points: load {load_s:.1f} s, {load_gb:.2f} GB; show {show_s:.1f} s, "
         f"{show_gb:.2f} GB; pandas.read_sql {pandas_s:.1f} s"

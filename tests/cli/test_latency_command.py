@@ -53,7 +53,8 @@ def timed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     )  # fmt: skip
     assert code == 0
     document: dict[str, Any] = json.loads((folder / "rows.json").read_text())
-    document["raw"] = json.loads((folder / "samples.json").read_text())["rows"]
+    document["samples"] = json.loads((folder / "samples.json").read_text())
+    document["raw"] = document["samples"]["rows"]
     return document
 
 
@@ -87,6 +88,13 @@ def test_the_environment_is_in_the_document(timed: dict[str, Any]) -> None:
     for key in ("environment", "environment_after"):
         assert timed[key]["software"]["torch"].startswith("2.")
         assert timed[key]["hardware"]["cpu_model"]
+        assert timed["samples"][key] == timed[key]
+
+
+def test_tf32_where_there_is_none_is_not_passed_over(mhaprof: Any) -> None:
+    ran = mhaprof("latency", *SMALL, *QUICK, "--impl", "sdpa", "--tf32", "--format", "json")
+    assert ran.code == 0
+    assert "tf32 is a format of CUDA devices: it changes nothing here" in ran.err
 
 
 def test_the_environment_names_the_threads_that_were_asked_for(
