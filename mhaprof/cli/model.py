@@ -25,12 +25,12 @@ from mhaprof.huggingface.sources import (
     read_preset,
 )
 from mhaprof.huggingface.what_if import changed, parse_change
+from mhaprof.point.options import DEFAULT_CACHE_DTYPE
 from mhaprof.report.model import model_rows, model_views, preset_view
 from mhaprof.report.tabular import Row
 from mhaprof.spec import Phase
 from mhaprof.units import DTYPE_BYTES
 
-DEFAULT_CACHE_DTYPE = "bfloat16"
 SHAPE_FIELDS = ("batch", "tokens", "kv_tokens", "phase")
 """The spec fields that a model's file does not fix: the flags that go with ``--model``."""
 

@@ -163,27 +163,8 @@ def _add_counts(row: Row, counts: Counts, reference_macs: int | None) -> None:
 
 
 def _add_latency(row: Row, latency: Latency, counts: Counts | None) -> None:
-    row.update(
-        latency.model_dump(
-            include={
-                "device",
-                "device_name",
-                "dtype",
-                "threads",
-                "timer",
-                "cache",
-                "mode",
-                "compiled",
-                "tf32",
-                "resolved_backend",
-                "converged",
-                "first_call_s",
-                "max_error",
-                "tolerance",
-                "replicate_medians_s",
-            }
-        )
-    )
+    shared = set(LATENCY_COLUMNS) & set(Latency.model_fields) - {"flags"}
+    row.update(latency.model_dump(include=shared))
     summary = latency.summary
     row.update(
         latency_median_s=summary.median,
