@@ -20,8 +20,8 @@ from typing import Any, Literal, Protocol
 
 from pydantic import ValidationError
 
-from mhaprof import stats
 from mhaprof.compare import Comparison, Policy, RunRows, compare
+from mhaprof.compare import rounds as rounds_of_a_point
 from mhaprof.errors import EXIT_INTERRUPTED, EXIT_USAGE, Unavailable, UsageError
 from mhaprof.records import SCHEMA_VERSION, Environment, Record
 
@@ -81,10 +81,15 @@ class Plan:
     rounds: int = DEFAULT_ROUNDS
     arguments: tuple[str, ...] = ()
 
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        """Return base and new."""
+        return self.base, self.new
+
     def key(self) -> str:
         """Return what tells this comparison from others: content, sides and flags."""
         content = [self.config.read_text(encoding="utf-8"), *self.arguments]
-        content += [f"{side.name} {side.python} {side.path}" for side in (self.base, self.new)]
+        content += [f"{side.name} {side.python} {side.path}" for side in self.sides]
         return hashlib.sha256("\0".join(content).encode()).hexdigest()[:12]
 
 
@@ -231,8 +236,9 @@ def run_ab(
     comparison = judge(journal, policy, allow_env_mismatch=allowed)
     again = remeasured(comparison)
     if again:
-        progress(f"measuring once more: {', '.join(again[:3])}{', ...' if again[3:] else ''}")
         numbers = range(plan.rounds + 1, 2 * plan.rounds + 1)
+        if not all(journal.has(side, number) for side in plan.sides for number in numbers):
+            progress(f"measuring once more: {', '.join(again[:3])}{', ...' if again[3:] else ''}")
         _measure(plan, journal, numbers, launch=launch, progress=progress)
         comparison = judge(journal, policy, allow_env_mismatch=allowed)
     return comparison
@@ -243,8 +249,7 @@ def _measure(
 ) -> None:
     """Run the rounds that are not stored; the sides take turns in going first."""
     for number in numbers:
-        order = (plan.base, plan.new) if number % 2 else (plan.new, plan.base)
-        for side in order:
+        for side in plan.sides if number % 2 else reversed(plan.sides):
             if not journal.has(side, number):
                 progress(f"round {number} of {numbers[-1]}, {side.name}")
                 journal.add(launch(plan, side, number))
@@ -337,26 +342,9 @@ def fold(rounds: Sequence[Round], *, by_cpu_time: Collection[Key]) -> list[dict[
 
 
 def _folded(rows: Sequence[dict[str, Any]], *, rounds: int, cpu_time: bool) -> dict[str, Any]:
-    row = next((row for row in rows if row["status"] != "ok"), rows[0])
-    folded = {name: value for name, value in row.items() if name not in _RAW}
-    if row["status"] != "ok":
-        return folded
-    if len(rows) < rounds:
+    times = [min(row["process_time_s"]) for row in rows] if cpu_time else None
+    folded = rounds_of_a_point.fold(rows, times_s=times)
+    if folded["status"] == "ok" and len(rows) < rounds:
         missing = f"measured in {len(rows)} of {rounds} rounds"
         return folded | {"status": "failed", "reason": "rounds_missing", "message": missing}
-    if cpu_time:
-        times = [min(row["process_time_s"]) for row in rows]
-        folded |= {"timer": "process", "flags": None}
-    else:
-        times = [row["latency_median_s"] for row in rows if row.get("latency_median_s")]
-        flags = {flag for row in rows for flag in str(row.get("flags") or "").split()}
-        folded["flags"] = " ".join(sorted(flags)) or None
-    if times:
-        folded |= {
-            "latency_median_s": stats.median(times),
-            "latency_ci_low_s": None,
-            "latency_ci_high_s": None,
-            "replicate_medians_s": times,
-            "replicates": len(times),
-        }
-    return folded
+    return folded | {"timer": "process", "flags": None} if cpu_time else folded

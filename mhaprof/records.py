@@ -181,11 +181,13 @@ class Latency(Record):
     for ``wall``); ``process_time_s`` and ``enqueue_s`` are parallel lists where the
     timer has them.  ``first_call_s`` is apart (compilation, lazy loading).
     ``flags`` are among contended, throttled, launch_bound, above_peak,
-    compile_fallback.
+    compile_fallback.  ``torch`` and ``driver`` are versions; a CPU has no driver.
     """
 
     device: str
     device_name: str
+    torch: str | None = None
+    driver: str | None = None
     dtype: str
     threads: int | None
     timer: str
@@ -247,11 +249,15 @@ class Measured(Record):
 
 
 class Skipped(Record):
-    """The outcome of a point that cannot be measured here; ``code`` is stable."""
+    """The outcome of a point that cannot be measured here; ``code`` is stable.
+
+    ``memory`` is what was predicted of a point that does not fit.
+    """
 
     status: Literal["skipped"] = "skipped"
     code: str
     message: str
+    memory: Memory | None = None
 
 
 class Failed(Record):

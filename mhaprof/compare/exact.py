@@ -67,13 +67,15 @@ def judge_exact(
     )
 
 
+def stages_of(*rows: Row) -> list[str]:
+    """Return the columns of all stages that any of the rows has."""
+    names = (name for row in rows for name in row if name.startswith("macs_"))
+    return [name for name in dict.fromkeys(names) if name != "macs_exact"]
+
+
 def _stages(base: Row, new: Row) -> list[str]:
     """Return the columns of all stages, where both sides have a breakdown."""
-    sides = [
-        [name for name in row if name.startswith("macs_") and name != "macs_exact"]
-        for row in (base, new)
-    ]
-    return list(dict.fromkeys([*sides[0], *sides[1]])) if all(sides) else []
+    return stages_of(base, new) if stages_of(base) and stages_of(new) else []
 
 
 def _is_count(value: Any) -> TypeGuard[int]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -54,14 +55,21 @@ def adjusted(
     """Adjust one-sided p-values for their number.
 
     ``base`` and ``new`` hold, for each point, one median in seconds per process.  Holm
-    where it can reject at all, or where the points have different numbers of rounds.
+    where it can reject all points, else by relabeling.  Points with equal numbers of
+    rounds are relabeled together; several such groups share ``alpha`` (Bonferroni).
     """
-    sizes = {(len(before), len(after)) for before, after in zip(base, new, strict=True)}
-    if len(sizes) == 1:
-        ((before, after),) = sizes
-        if len(p_values) / math.comb(before + after, after) >= alpha:
-            return step_down(base, new)
-    return stats.holm(p_values)
+    groups: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    for place, (before, after) in enumerate(zip(base, new, strict=True)):
+        groups[len(before), len(after)].append(place)
+    smallest = max((1 / math.comb(sum(sizes), sizes[1]) for sizes in groups), default=0.0)
+    if len(p_values) * smallest < alpha:
+        return stats.holm(p_values)
+    found = [1.0] * len(p_values)
+    for places in groups.values():
+        stepped = step_down([base[place] for place in places], [new[place] for place in places])
+        for place, p_value in zip(places, stepped, strict=True):
+            found[place] = min(1.0, len(groups) * p_value)
+    return found
 
 
 def step_down(base: Sequence[Sequence[float]], new: Sequence[Sequence[float]]) -> list[float]:

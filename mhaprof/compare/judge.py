@@ -15,6 +15,7 @@ from mhaprof.compare.rows import (
     Row,
     RunRows,
     differences,
+    has_time,
     pair_rows,
 )
 from mhaprof.compare.status import judge_status
@@ -72,10 +73,12 @@ class _Plan:
     @property
     def is_measured(self) -> bool:
         """Say whether a number that depends on the machine will be judged."""
-        return not self.pair.redefined and any(
-            getattr(self.rules, name).gate != "ignore" and _both(self.pair, column)
-            for name, column in ((LATENCY, "latency_median_s"), ("peak_bytes", "peak_bytes"))
-        )
+        base, new = self.pair.base, self.pair.new
+        if base is None or new is None or self.pair.redefined:
+            return False
+        timed = self.rules.latency.gate != "ignore" and has_time(base) and has_time(new)
+        peaks = (base.get("peak_bytes"), new.get("peak_bytes"))
+        return timed or (self.rules.peak_bytes.gate != "ignore" and None not in peaks)
 
     def time_pair(self) -> TimePair | None:
         """Return the times to judge, if both sides have them and the policy cares."""
@@ -87,10 +90,6 @@ class _Plan:
 
 def _both_ok(base: Row, new: Row) -> bool:
     return base.get("status") == "ok" and new.get("status") == "ok"
-
-
-def _both(pair: Pair, column: str) -> bool:
-    return all(row is not None and row.get(column) is not None for row in (pair.base, pair.new))
 
 
 def _name(row: Row) -> str:
@@ -177,8 +176,8 @@ def _metrics(base: Row, new: Row, rules: Metrics, latency: Judgement | None) -> 
             judgements.append(_missing(metric, base[metric], rule.gate))
     if latency is not None:
         judgements.append(latency)
-    elif both_ok and base.get("latency_median_s") is not None:
-        judgements.append(_missing(LATENCY, base["latency_median_s"], rules.latency.gate))
+    elif both_ok and has_time(base):
+        judgements.append(_missing(LATENCY, base.get("latency_median_s"), rules.latency.gate))
     if base.get("peak_bytes") is not None:
         if new.get("peak_bytes") is not None:
             judgements.append(judge_bytes(base["peak_bytes"], new["peak_bytes"], rules.peak_bytes))

@@ -23,7 +23,9 @@ CONDITIONS = (*SETTING_COLUMNS, "device_name", "torch", "driver")
 """Under which conditions a time or a measured peak was taken; a key of
 ``--allow-env-mismatch`` each.  Clocks and load change from minute to minute: not here."""
 
-MEASURED_COLUMNS = ("latency_median_s", "peak_bytes")
+TIME_COLUMNS = ("latency_median_s", "replicate_medians_s", "samples_s")
+"""A row with any of these has a time."""
+
 NOT_RECORDED = "not recorded"
 
 
@@ -65,28 +67,31 @@ def pair_rows(base: Sequence[Row], new: Sequence[Row]) -> list[Pair]:
     spec = [name for name in SPEC_COLUMNS if name in shared]
     settings = [name for name in SETTING_COLUMNS if name in shared]
 
+    # A row without a time names no timer, and is the same point all the same.
+    asked = [name for name in settings if name != "timer"]
+
     def what(row: Row) -> tuple[Hashable, ...]:
         return (row.get("implementation"), *(row.get(name) for name in spec))
 
     def how(row: Row) -> tuple[Hashable, ...]:
-        return tuple(_setting(row, name) for name in settings)
+        return tuple(setting(row, name) for name in asked)
 
     def named(row: Row) -> tuple[Hashable, ...]:
-        return (row.get("name"), row.get("role", "point"))
+        return (row.get("name"), _role(row))
 
-    def role(row: Row) -> tuple[Hashable, ...]:
-        return (row.get("role", "point"),)
+    def alike(before: Row, after: Row) -> int:
+        return sum(setting(before, name) == setting(after, name) for name in settings)
 
     passes: Sequence[Callable[[Row], Hashable]] = (
         lambda row: (named(row), what(row), how(row)),
-        lambda row: (role(row), what(row), how(row)),
+        lambda row: (_role(row), what(row), how(row)),
         lambda row: (named(row), what(row)),
         lambda row: (named(row), row.get("implementation"), how(row)),
         lambda row: (named(row), row.get("implementation")),
     )
     found: dict[int, int] = {}
     for key in passes:
-        _match(base, new, key, found)
+        _match(base, new, key, alike, found)
     pairs = [
         Pair(
             base=base[found[place]] if place in found else None,
@@ -104,26 +109,40 @@ def _columns(rows: Sequence[Row]) -> set[str]:
     return {name for row in rows for name in row}
 
 
-def _setting(row: Row, name: str) -> Hashable:
-    """Return a setting; which of several equal GPUs ran is not one."""
+def setting(row: Row, name: str) -> Hashable:
+    """Return the value of a column; which of several equal GPUs ran is not one."""
     value: Hashable = row.get(name)
     if name == "device" and isinstance(value, str):
         return value.partition(":")[0]
     return value
 
 
+def _role(row: Row) -> str:
+    return str(row.get("role") or "point")
+
+
 def _match(
-    base: Sequence[Row], new: Sequence[Row], key: Callable[[Row], Hashable], found: dict[int, int]
+    base: Sequence[Row],
+    new: Sequence[Row],
+    key: Callable[[Row], Hashable],
+    alike: Callable[[Row, Row], int],
+    found: dict[int, int],
 ) -> None:
-    """Add to ``found`` (new -> base) the rows with equal keys, in order, if still free."""
+    """Add to ``found`` (new -> base) the rows with equal keys, if still free.
+
+    Of several, the one whose settings are most ``alike``; of those, the first.
+    """
     taken = set(found.values())
     free: dict[Hashable, list[int]] = {}
     for place, row in enumerate(base):
         if place not in taken:
             free.setdefault(key(row), []).append(place)
     for place, row in enumerate(new):
-        if place not in found and free.get(key(row)):
-            found[place] = free[key(row)].pop(0)
+        partners = free.get(key(row))
+        if place not in found and partners:
+            best = max(partners, key=lambda partner: alike(base[partner], row))
+            found[place] = best
+            partners.remove(best)
 
 
 def _redefined(base: Row, new: Row, spec: Sequence[str]) -> tuple[str, ...]:
@@ -131,17 +150,22 @@ def _redefined(base: Row, new: Row, spec: Sequence[str]) -> tuple[str, ...]:
 
 
 def _unpaired_reference(pair: Pair) -> bool:
-    return (pair.base is None or pair.new is None) and pair.row.get("role") == "reference"
+    return (pair.base is None or pair.new is None) and _role(pair.row) == "reference"
 
 
 def is_measured(row: Row) -> bool:
     """Say whether a row holds something that depends on the machine: a time or a peak."""
-    return any(row.get(name) is not None for name in MEASURED_COLUMNS)
+    return has_time(row) or row.get("peak_bytes") is not None
+
+
+def has_time(row: Row) -> bool:
+    """Say whether a row holds a time: a median, or what one can be made of."""
+    return any(row.get(name) for name in TIME_COLUMNS)
 
 
 def conditions(row: Row, environment: Environment | None) -> dict[str, str | None]:
     """Return the conditions of a measured row; None where nobody recorded them."""
-    found = {name: _setting(row, name) for name in SETTING_COLUMNS}
+    found = {name: setting(row, name) for name in SETTING_COLUMNS}
     software = environment.software if environment else {}
     hardware = environment.hardware if environment else {}
     on_cpu = found["device"] == "cpu"

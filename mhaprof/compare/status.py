@@ -37,7 +37,7 @@ def judge_status(pair: Pair, gates: Statuses) -> Judgement:
 
 def _defined(pair: Pair, row: Row | None) -> str:
     """Word the spec fields in which the two sides differ."""
-    return ", ".join(f"{name} {row[name]}" for name in pair.redefined) if row else ""
+    return ", ".join(f"{name} {row.get(name)}" for name in pair.redefined) if row else ""
 
 
 def _vanished(pair: Pair) -> Finding:
@@ -53,7 +53,7 @@ def _failing(base: Row | None, new: Row) -> Finding:
 
 
 def _redefined(pair: Pair, base: Row, new: Row) -> Finding:
-    changes = ", ".join(f"{name} {base[name]} -> {new[name]}" for name in pair.redefined)
+    changes = ", ".join(f"{name} {base.get(name)} -> {new.get(name)}" for name in pair.redefined)
     message = f"the name now means another attention: {changes}"
     return "regressed", "definition_changed", message
 

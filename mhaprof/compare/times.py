@@ -23,6 +23,8 @@ METRIC = "latency"
 PROOFS = ("rank_test", "intervals_disjoint")
 """Reasons that prove a difference of times."""
 
+_DISTURBED = ("contended", "throttled")
+
 CLEARLY = 0.5
 """Intervals are clearly apart when the gap is at least this part of the threshold."""
 
@@ -42,13 +44,17 @@ class Times:
 
 @dataclass(frozen=True, kw_only=True)
 class TimePair:
-    """The times of one point on both sides, with the rule and what its clock is worth."""
+    """The times of one point on both sides, with the rule and what its clock is worth.
+
+    ``disturbed``: one of the rows says that it shared its device, or was throttled.
+    """
 
     base: Times
     new: Times
     rule: LatencyRule
     clock: Clock
     floor: Floor
+    disturbed: bool = False
 
     @property
     def threshold(self) -> float:
@@ -105,6 +111,7 @@ def time_pair(base: Row, new: Row, rule: LatencyRule) -> TimePair | None:
         rule=rule,
         clock=_clock(base, new, replicated=replicated),
         floor=_floor(new),
+        disturbed=any(flag in _flags(row) for row in (base, new) for flag in _DISTURBED),
     )
 
 
@@ -186,7 +193,7 @@ def _ratio(pair: TimePair) -> stats.Ratio:
             return found
     base, new = pair.base, pair.new
     ratio = new.median / base.median
-    if base.low is None or base.high is None or new.low is None or new.high is None:
+    if not (base.low and base.high and new.low and new.high):
         return stats.Ratio(ratio=ratio, low=None, high=None)
     return stats.Ratio(ratio=ratio, low=new.low / base.high, high=new.high / base.low)
 
@@ -229,10 +236,10 @@ def _by_ranks(
 def _by_intervals(pair: TimePair, gap: float) -> str:
     """Return the reason code for one process a side, whose intervals are ``gap`` apart.
 
-    On a shared machine they prove nothing, however far apart: a process that has half a
-    core has tight intervals around twice the time.
+    On a shared or throttled device they prove nothing, however far apart: a process that
+    has half a core has tight intervals around twice the time.
     """
-    if gap >= 1 + CLEARLY * pair.threshold and pair.clock != "shared_wall":
+    if gap >= 1 + CLEARLY * pair.threshold and not pair.disturbed:
         return "intervals_disjoint"
     return "too_few_rounds" if gap > 1 else "too_noisy"
 

@@ -267,12 +267,16 @@ def _latency(
     graph_samples: list[float] | None,
 ) -> Latency:
     """Assemble the record of a row."""
+    import torch
+
     settings, device, check = setup.settings, setup.device, setup.check
     assert check is not None
     on_cpu = device == "cpu"
     return Latency(
         device=device,
         device_name=devices.device_name(device),
+        torch=torch.__version__,
+        driver=nvidia.driver_version() if device.startswith("cuda") else None,
         dtype=settings.dtype or "float32",
         threads=cpu_threads(settings) if on_cpu else None,
         timer=timer.name,

@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+Answer = TypeVar("Answer")
 
 THROTTLE_REASONS: Mapping[int, str] = {
     0x04: "power cap",
@@ -45,17 +47,32 @@ def gpu_state(device: str) -> GpuState | None:
 
     The device is found by its UUID: NVML counts all GPUs, torch the visible ones.
     """
+    return _asked(lambda nvml: read_state(nvml, nvml.nvmlDeviceGetHandleByUUID(_uuid(device))))
+
+
+def driver_version() -> str | None:
+    """Return the version of the NVIDIA driver; None without NVML."""
+    return _asked(_driver)
+
+
+def _asked(read: Callable[[Any], Answer]) -> Answer | None:
+    """Return what NVML answers, or None where it is not there or refuses."""
     nvml = _nvml()
     if nvml is None:
         return None
     try:
         nvml.nvmlInit()
         try:
-            return read_state(nvml, nvml.nvmlDeviceGetHandleByUUID(_uuid(device)))
+            return read(nvml)
         finally:
             nvml.nvmlShutdown()
     except nvml.NVMLError:
         return None
+
+
+def _driver(nvml: Any) -> str:
+    version = nvml.nvmlSystemGetDriverVersion()
+    return version.decode() if isinstance(version, bytes) else str(version)
 
 
 def read_state(nvml: Any, handle: Any) -> GpuState:
@@ -71,9 +88,8 @@ def read_state(nvml: Any, handle: Any) -> GpuState:
     processes = ask(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
     power = ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
     limit = ask(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
-    driver = ask(nvml.nvmlSystemGetDriverVersion)
     return GpuState(
-        driver=driver.decode() if isinstance(driver, bytes) else driver,
+        driver=ask(lambda: _driver(nvml)),
         sm_clock_mhz=ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
         sm_clock_max_mhz=ask(lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)),
         memory_clock_mhz=ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),

@@ -40,12 +40,11 @@ def predict_memory(
         check_reference=check_reference,
     )
     available = memory.available_bytes(device)
-    refused = memory.refusal(demand, device=device, available=available)
-    if refused is not None:
-        return refused
-    return Memory(
+    predicted = Memory(
         predicted_peak_bytes=demand.call_bytes, peak_bytes=None, available_bytes=available
     )
+    refused = memory.refusal(demand, device=device, available=available)
+    return predicted if refused is None else refused.model_copy(update={"memory": predicted})
 
 
 def time_point(

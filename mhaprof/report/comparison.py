@@ -153,6 +153,13 @@ def _tallied(tally: Mapping[Any, int], total: int) -> str:
 
 def conclusion(comparison: Comparison, *, update: str | None) -> Iterable[str]:
     """Yield how a gate ended; ``update`` is the command that accepts a change, if any."""
+    single = sum(found.reason == "intervals_disjoint" for _, found in comparison.judgements())
+    if single:
+        yield (
+            f"{single} of the times differ{'s' * (single == 1)} by one process a side, and the "
+            "next process may differ on the same code: measure with --replicates 5, or by "
+            "`mhaprof ab`, for a rank test"
+        )
     code = comparison.exit_code
     if code == 1:
         yield "the gate fails: something became worse"

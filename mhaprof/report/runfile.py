@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from mhaprof.compare import RunRows
+from mhaprof.compare.rounds import fold
 from mhaprof.errors import NotComparable, UsageError
 from mhaprof.records import SCHEMA_VERSION, Environment, Measured, Result, Run
 from mhaprof.report.tabular import Row, row_of
@@ -222,31 +223,15 @@ def _is_sound(value: Any, *, many: bool) -> bool:
             item is not None and _is_sound(item, many=False) for item in value
         )
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and math.isfinite(value) and value >= 0
+    return is_number and (isinstance(value, int) or math.isfinite(value)) and value >= 0
 
 
 def fold_rounds(rows: Sequence[Row]) -> list[Row]:
-    """Fold the rounds of one point (rows that differ in ``round``) into one row each.
-
-    The medians of the rounds become ``replicate_medians_s``.  A round that did not
-    end ok makes the row what that round was.
-    """
+    """Fold the rounds of one point (rows that differ in ``round``) into one row each."""
     if not any(row.get("round") is not None for row in rows):
         return list(rows)
     groups: dict[object, list[Row]] = {}
     for place, row in enumerate(rows):
         key = row.get("identity") or place
         groups.setdefault((key, row.get("name")), []).append(row)
-    return [_folded(group) for group in groups.values()]
-
-
-def _folded(rounds: Sequence[Row]) -> Row:
-    broken = next((row for row in rounds if row["status"] != "ok"), None)
-    if broken is not None or len(rounds) == 1:
-        return dict(broken or rounds[0])
-    medians = [row["latency_median_s"] for row in rounds if row.get("latency_median_s")]
-    flags = {flag for row in rounds for flag in str(row.get("flags") or "").split()}
-    folded = dict(rounds[0]) | {"flags": " ".join(sorted(flags)) or None}
-    if len(medians) > 1:
-        folded |= {"replicate_medians_s": medians, "replicates": len(medians)}
-    return folded
+    return [fold(group) for group in groups.values()]

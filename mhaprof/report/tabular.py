@@ -23,6 +23,7 @@ from mhaprof.records import (
     Measured,
     Point,
     Result,
+    Settings,
     Skipped,
 )
 from mhaprof.spec import AttentionSpec
@@ -61,6 +62,8 @@ COUNT_COLUMNS = (
 LATENCY_COLUMNS = (
     "device",
     "device_name",
+    "torch",
+    "driver",
     "dtype",
     "threads",
     "timer",
@@ -120,11 +123,12 @@ def row_of(result: Result, *, latency: bool = False) -> Row:
     row["name"], row["role"] = point.name, point.role
     row["implementation"], row["status"] = point.implementation, outcome.status
     row.update(point.given if isinstance(point, ImpossiblePoint) else vars(point.spec))
+    if latency and isinstance(point, Point):
+        _add_settings(row, point.settings)
     if isinstance(outcome, Skipped | Failed):
         row.update(reason=outcome.code, message=outcome.message)
-        if latency and isinstance(point, Point):
-            settings = point.settings
-            row.update(device=settings.device, dtype=settings.dtype, threads=settings.threads)
+        if latency and isinstance(outcome, Skipped) and outcome.memory is not None:
+            row.update(outcome.memory.model_dump())
         return row
     if outcome.findings:
         _add_findings(row, outcome)
@@ -137,6 +141,19 @@ def row_of(result: Result, *, latency: bool = False) -> Row:
     if outcome.roof is not None:
         row.update(outcome.roof.model_dump())
     return row
+
+
+def _add_settings(row: Row, settings: Settings) -> None:
+    """Say what was asked for, as a measured row says it: it tells unmeasured rows apart too."""
+    row.update(
+        device=settings.device,
+        dtype=settings.dtype,
+        threads=settings.threads,
+        cache=settings.cache,
+        mode=settings.mode,
+        compiled=settings.compile,
+        tf32=settings.tf32 if (settings.device or "").startswith("cuda") else None,
+    )
 
 
 def _add_findings(row: Row, outcome: Measured) -> None:
