@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -93,7 +94,7 @@ def ab(
     path = out or FOLDER / f"{config.stem}-{plan.key()}.jsonl"
     journal = Journal(path, plan)
     if journal.rounds:
-        say(f"resuming {path}: {len(journal.rounds)} rounds are stored")
+        say(f"resuming {path}: {len(journal.rounds)} rounds are stored; delete it to begin anew")
     comparison = run_ab(
         plan,
         journal,
@@ -108,4 +109,8 @@ def _side(name: SideName, python: str | None, path: Path | None) -> Side:
     if path is not None and not path.is_dir():
         raise UsageError(f"--{name}-path {path} is not a folder")
     folder = None if path is None else str(path.resolve())
-    return Side(name=name, python=python or sys.executable, path=folder)
+    interpreter = python or sys.executable
+    if os.path.dirname(interpreter):
+        # Not resolved: a virtual environment's interpreter is a link.
+        interpreter = os.path.abspath(interpreter)
+    return Side(name=name, python=interpreter, path=folder)

@@ -17,7 +17,14 @@ from mhaprof.cli.output import Output, OutputFlags, check_writable, say, write_a
 from mhaprof.compare import Comparison, RunRows
 from mhaprof.compare.baseline import ROOT, baselines, slug
 from mhaprof.errors import UsageError
-from mhaprof.report.benchmarks import Row, bencher, github_benchmark, has_times, pyperf
+from mhaprof.report.benchmarks import (
+    Row,
+    bencher,
+    github_benchmark,
+    has_benchmarks,
+    has_times,
+    pyperf,
+)
 from mhaprof.report.ci import SUMMARY_LIMIT, summary, workflow_commands
 from mhaprof.report.comparison import conclusion
 from mhaprof.report.junit import to_junit
@@ -39,11 +46,15 @@ class Exports:
     def write(self, comparison: Comparison, rows: Sequence[Row]) -> None:
         """Write each file atomically: the comparison as JUnit, the candidate's rows else.
 
-        A suite without a time is none that pyperf reads: it is not written, and that is said.
+        A suite without a time is none that pyperf reads, nor an empty list one that
+        github-action-benchmark does: they are not written, and that is said.
         """
         for name, path in self.paths.items():
             if name == "pyperf" and not has_times(rows):
                 say(f"--pyperf {path} is not written: no point of the candidate has a time")
+                continue
+            if name == "github_benchmark" and not has_benchmarks(rows):
+                say(f"--github-benchmark {path} is not written: the candidate has no number")
                 continue
             text = to_junit(comparison) if name == "junit" else _OF_ROWS[name](rows)
             write_atomically(path, text)

@@ -62,18 +62,44 @@ def baselines(run: RunRows, *, name: str) -> dict[Path, str]:
             f"({', '.join(failed[:3])}{', ...' if len(failed) > 3 else ''}): a failure is "
             "no baseline; repair or leave out these points"
         )
+    names = _device_names(run)
     by_device: dict[str, list[Row]] = {}
     for row in run.rows:
-        by_device.setdefault(_folder(row), []).append(row)
+        by_device.setdefault(_folder(row, names), []).append(row)
     return {
         Path(device) / f"{slug(name)}.json": _document(rows, run.environment, device=device)
         for device, rows in by_device.items()
     }
 
 
-def _folder(row: Row) -> str:
-    device = row.get("device_name") or row.get("device")
-    return slug(str(device)) if device else COUNTS_ONLY
+def _device_names(run: RunRows) -> dict[str | None, str]:
+    """Return the name of each device, for the rows of points that were not measured on it.
+
+    The key None is for points that are none (no device was chosen for them): they go with
+    the others where all have one device.
+    """
+    found: dict[str | None, str] = {}
+    for row in run.rows:
+        if row.get("device"):
+            found.setdefault(str(row["device"]), "")
+        if row.get("device") and row.get("device_name"):
+            found[str(row["device"])] = str(row["device_name"])
+    hardware = run.environment.hardware if run.environment else {}
+    for device, name in found.items():
+        key = "cpu_model" if device == "cpu" else "device_name"
+        found[device] = name or str(hardware.get(key) or device)
+    if len(set(found.values())) == 1:
+        found[None] = next(iter(found.values()))
+    return found
+
+
+def _folder(row: Row, names: Mapping[str | None, str]) -> str:
+    name = row.get("device_name")
+    if not name and row.get("device"):
+        name = names[str(row["device"])]
+    elif not name and row.get("status") != "ok":
+        name = names.get(None)
+    return slug(str(name)) if name else COUNTS_ONLY
 
 
 def slug(text: str) -> str:
@@ -120,7 +146,11 @@ def _environment(environment: Environment | None, *, machine: bool) -> dict[str,
 
 def _small(row: Row, columns: Sequence[str]) -> dict[str, Any]:
     """Keep what identifies the point and what is judged; leave out what there is not."""
-    kept = {name: _rounded(row[name]) for name in columns if row.get(name) not in (None, "")}
+    kept = {
+        name: _rounded(row[name]) if name in _TIMES else row[name]
+        for name in columns
+        if row.get(name) not in (None, "")
+    }
     if kept.get("status") == "ok":
         kept.pop("reason", None)
     return kept

@@ -54,7 +54,7 @@ def judge_exact(
         _part_change(column, base.get(column), new.get(column)) for column in changed
     )
     message = f"{metric} {before}" if same else f"{metric} {_change(before, after)}"
-    ratio = after / before if _is_count(before) and _is_count(after) and before else None
+    ratio = _quotient(after, before) if _is_count(before) and _is_count(after) else None
     return Judgement(
         metric=metric,
         verdict=verdict,
@@ -65,6 +65,14 @@ def judge_exact(
         new=after,
         ratio=ratio,
     )
+
+
+def _quotient(new: int, base: int) -> float | None:
+    """Return new / base, or None where no float holds it."""
+    try:
+        return new / base
+    except (ZeroDivisionError, OverflowError):
+        return None
 
 
 def stages_of(*rows: Row) -> list[str]:
@@ -108,7 +116,7 @@ def _word(value: Any) -> str:
 
 def judge_bytes(base: int, new: int, rule: BytesRule) -> Judgement:
     """Compare a measured peak: beyond the threshold and the floor, or not."""
-    ratio = new / base if base else None
+    ratio = _quotient(new, base)
     limit = 1 + rule.threshold
     beyond = abs(new - base) >= rule.floor_bytes and (
         ratio is None or max(ratio, 1 / ratio if new else limit) >= limit

@@ -8,6 +8,7 @@ from typing import Any
 
 from mhaprof.compare import family
 from mhaprof.compare.exact import EXACT_METRICS, judge_bytes, judge_exact
+from mhaprof.compare.labels import label_of
 from mhaprof.compare.policy import ExactRule, Metrics, Policy
 from mhaprof.compare.rows import (
     CONDITIONS,
@@ -146,6 +147,7 @@ def _point(plan: _Plan, policy: Policy, latency: Judgement | None) -> PointVerdi
         name=_name(row),
         implementation=_implementation(row),
         role=str(row.get("role") or "point"),
+        label=label_of(row),
         judgements=sorted(kept, key=Judgement.weight) or [_IGNORED],
         device=None if device is None else str(device),
         dtype=None if dtype is None else str(dtype),

@@ -215,13 +215,24 @@ _PERMISSIVE: dict[str, Any] = {
 }
 
 
+_BY_CLOCK: Mapping[str, Iterable[str]] = {
+    "threshold": Thresholds.model_fields,
+    "floor_s": Floors.model_fields,
+}
+
+
 def overlaid(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``base`` with the values of ``overlay``; mappings are merged key by key."""
+    """Return ``base`` with the values of ``overlay``; mappings are merged key by key.
+
+    A threshold or a floor that was one number is that number where the overlay is silent.
+    """
     merged = dict(base)
     for key, value in overlay.items():
         old = merged.get(key)
         if isinstance(old, Mapping) and isinstance(value, Mapping):
             merged[key] = overlaid(old, value)
+        elif isinstance(value, Mapping) and isinstance(old, float | int) and key in _BY_CLOCK:
+            merged[key] = overlaid(dict.fromkeys(_BY_CLOCK[key], old), value)
         else:
             merged[key] = value
     return merged

@@ -83,11 +83,15 @@ class Judgement:
 
 @dataclass(frozen=True, kw_only=True)
 class PointVerdict:
-    """All judgements of one point, and the settings under which it was measured."""
+    """All judgements of one point, and the settings under which it was measured.
+
+    ``label`` names the point with its implementation and those settings.
+    """
 
     name: str
     implementation: str
     role: str
+    label: str
     judgements: Sequence[Judgement]
     device: str | None = None
     dtype: str | None = None
@@ -96,12 +100,6 @@ class PointVerdict:
     def worst(self) -> Judgement:
         """Return the judgement that decides the point."""
         return min(self.judgements, key=Judgement.weight)
-
-    @property
-    def label(self) -> str:
-        """Return the point's name with its implementation and where it ran."""
-        place = ", ".join(filter(None, (self.device, self.dtype)))
-        return f"{self.name} [{self.implementation}]" + (f" ({place})" if place else "")
 
 
 @dataclass(frozen=True, kw_only=True)

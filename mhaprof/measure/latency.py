@@ -275,7 +275,7 @@ def _latency(
     return Latency(
         device=device,
         device_name=devices.device_name(device),
-        torch=torch.__version__,
+        torch=str(torch.__version__),
         driver=nvidia.driver_version() if device.startswith("cuda") else None,
         dtype=settings.dtype or "float32",
         threads=cpu_threads(settings) if on_cpu else None,

@@ -6,7 +6,8 @@
                               its measure ``latency`` is in nanoseconds
     pyperf 1.0                a suite with one benchmark per timed row, in seconds
 
-Rows that did not end ok, and reference rows, are left out: they are no benchmarks.
+Rows that did not end ok, and reference rows, are left out: they are no benchmarks.  They
+are labelled all the same, so that the label of a point does not depend on the others' fate.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from mhaprof.report.labels import labels
+from mhaprof.compare.labels import labels
 from mhaprof.units import milliseconds, nanoseconds
 
 BENCHER_NAME_LENGTH = 1024
@@ -28,8 +29,10 @@ _METADATA = ("implementation", "device", "device_name", "dtype", "threads", "tim
 
 
 def _benchmarks(rows: Sequence[Row]) -> Iterator[tuple[str, Row]]:
-    kept = [row for row in rows if row["status"] == "ok" and row.get("role") != "reference"]
-    return zip(labels(kept), kept, strict=True)
+    points = [row for row in rows if row.get("role") != "reference"]
+    for label, row in zip(labels(points), points, strict=True):
+        if row["status"] == "ok":
+            yield label, row
 
 
 def github_benchmark(rows: Sequence[Row]) -> str:
@@ -82,9 +85,15 @@ def bencher(rows: Sequence[Row]) -> str:
     return json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
+def has_benchmarks(rows: Sequence[Row]) -> bool:
+    """Say whether ``github_benchmark`` would hold an entry."""
+    columns = ("latency_median_s", *(column for column, _ in _COUNTS))
+    return any(row.get(name) is not None for _, row in _benchmarks(rows) for name in columns)
+
+
 def has_times(rows: Sequence[Row]) -> bool:
-    """Say whether a suite of pyperf would hold a benchmark."""
-    return any(row.get("latency_median_s") is not None for _, row in _benchmarks(rows))
+    """Say whether a suite of pyperf would hold a benchmark: it takes no time of 0."""
+    return any(row.get("latency_median_s") for _, row in _benchmarks(rows))
 
 
 def pyperf(rows: Sequence[Row]) -> str:
@@ -96,7 +105,7 @@ def pyperf(rows: Sequence[Row]) -> str:
     suite = [
         _pyperf_benchmark(label, row)
         for label, row in _benchmarks(rows)
-        if row.get("latency_median_s") is not None
+        if row.get("latency_median_s")
     ]
     document = {"version": PYPERF_VERSION, "benchmarks": suite}
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"

@@ -55,14 +55,17 @@ def _property(text: str) -> str:
 
 
 def summary(comparison: Comparison, *, title: str, limit: int = SUMMARY_LIMIT) -> str:
-    """Return Markdown of at most ``limit`` bytes, sorted by what matters, cut at a row."""
+    """Return Markdown of at most ``limit`` bytes, sorted by what matters, cut at a row.
+
+    Empty where not even its notes have room.
+    """
     view = view_of(comparison, title=title, everything=True)
     notes = [note for note in view.notes if not note.startswith(("fails:", "not decided:"))]
     full = View(title=view.title, columns=view.columns, rows=view.rows, notes=notes)
     text = markdown.render(full)
     if len(text.encode()) <= limit:
         return text
-    lines = text.splitlines(keepends=True)
+    lines = [f"{line}\n" for line in text.split("\n")]
     ending = "\n{} rows left out: a job summary holds " + f"{SUMMARY_LIMIT // 1024} KiB\n"
     used = len(ending) + 20 + sum(len(f"\n{note}\n".encode()) for note in notes)
     kept: list[str] = []
@@ -72,5 +75,7 @@ def summary(comparison: Comparison, *, title: str, limit: int = SUMMARY_LIMIT) -
         if used > limit:
             break
         kept.append(line)
+    if len(kept) < first_row:
+        return ""
     left = first_row + len(view.rows) - len(kept)
     return "".join([*kept, *(f"\n{note}\n" for note in notes), ending.format(left)])

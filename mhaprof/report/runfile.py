@@ -16,11 +16,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from mhaprof.compare import RunRows
+from mhaprof.compare import CONDITIONS, RunRows
+from mhaprof.compare.exact import BASELINE_COLUMNS
 from mhaprof.compare.rounds import fold
 from mhaprof.errors import NotComparable, UsageError
 from mhaprof.records import SCHEMA_VERSION, Environment, Measured, Result, Run
-from mhaprof.report.tabular import Row, row_of
+from mhaprof.report.tabular import SPEC_COLUMNS, Row, row_of
 
 _SQLITE = b"SQLite format 3\x00"
 _REQUIRED = ("name", "implementation", "status")
@@ -31,6 +32,7 @@ _NUMBERS = (
     "peak_bytes",
     *(f"latency_{x}_s" for x in ("median", "ci_low", "ci_high")),
 )
+_SCALARS = (*_REQUIRED, "role", *SPEC_COLUMNS, *CONDITIONS, *BASELINE_COLUMNS)
 _LISTS = ("replicate_medians_s", "samples_s")
 
 
@@ -79,9 +81,9 @@ def _decoded(content: bytes, path: Path) -> str:
 def _from_json(text: str, path: Path) -> tuple[list[Row], Environment | None]:
     """Read ``{"rows": ...}``, a record of a run, a list of rows, or one row a line."""
     try:
-        document = json.loads(text)
+        document = _parsed(text, path)
     except json.JSONDecodeError as error:
-        lines = text.splitlines()
+        lines = text.split("\n")
         if error.msg == "Extra data" and len(lines) > 1:
             return _from_json_lines(lines, path), None
         raise UsageError(f"{path}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from error
@@ -110,6 +112,20 @@ def _from_json(text: str, path: Path) -> tuple[list[Row], Environment | None]:
     return _rows_of(document), environment
 
 
+def _parsed(text: str, path: Path) -> Any:
+    """Parse JSON as the standard has it: Python's own parser lets NaN and Infinity in."""
+
+    def refuse(constant: str) -> Any:
+        raise UsageError(f"{path}: {constant} is no JSON; a number that does not exist is null")
+
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, json.JSONDecodeError):
+            raise
+        raise UsageError(f"{path}: not to be read as JSON: {error}") from error
+
+
 def _rows_of(document: Mapping[str, Any]) -> list[Row]:
     """Return the rows of a document; a baseline's rows leave out what is null."""
     rows, columns = document["rows"], str(document.get("columns", "")).split()
@@ -132,7 +148,7 @@ def _from_json_lines(lines: Iterable[str], path: Path) -> list[Row]:
         if not line.strip():
             continue
         try:
-            rows.append(json.loads(line))
+            rows.append(_parsed(line, path))
         except json.JSONDecodeError as error:
             raise UsageError(f"{path}:{number}:{error.colno}: not JSON: {error.msg}") from error
     return rows
@@ -201,6 +217,9 @@ def _check_rows(rows: Sequence[Any], path: Path) -> None:
         missing = [name for name in _REQUIRED if row.get(name) is None]
         if missing:
             raise UsageError(f"{path}: row {number} has no {', '.join(missing)}")
+        nested = [name for name in _SCALARS if isinstance(row.get(name), list | dict)]
+        if nested:
+            raise UsageError(f"{path}: row {number}: {nested[0]} is a list or an object")
         if row["status"] not in _STATUSES:
             raise UsageError(
                 f"{path}: row {number}: status {row['status']!r} is not one of "

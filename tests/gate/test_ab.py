@@ -74,6 +74,7 @@ def make_plan(tmp_path: Path) -> Callable[..., Plan]:
             "config": config,
             "base": Side(name="base", python="a"),
             "new": Side(name="new", python="b"),
+            "rounds": 5,
         }
         return Plan(**(given | changes))
 
@@ -146,9 +147,9 @@ def test_a_killed_run_resumes_where_it_was(make_plan: Any, tmp_path: Path) -> No
     assert sorted(machine.asked + rest.asked) == sorted(
         (side, number) for number in range(1, 6) for side in ("base", "new")
     )
-    finished = FakeMachine()
-    compare_on(finished, plan, path)
-    assert finished.asked == []
+    finished, said = FakeMachine(), []
+    run_ab(plan, Journal(path, plan), preset("default"), launch=finished, progress=said.append)
+    assert (finished.asked, said) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -157,6 +158,7 @@ def test_a_killed_run_resumes_where_it_was(make_plan: Any, tmp_path: Path) -> No
         {"new": Side(name="new", python="c")},
         {"new": Side(name="new", python="b", path="/elsewhere")},
         {"arguments": ("--threads", "1")},
+        {"rounds": 7},
     ],
 )
 def test_rounds_of_another_comparison_are_refused(
@@ -290,7 +292,6 @@ def test_each_side_imports_its_own_checkout_though_the_working_directory_has_one
 def test_the_folder_of_a_side_comes_first_on_the_python_path() -> None:
     side = Side(name="new", python="py", path="/checkout")
     assert side.environment({"PYTHONPATH": "/old"})["PYTHONPATH"] == "/checkout:/old"
-    assert Side(name="base", python="py").environment({}) == {}
 
 
 def test_flags_go_to_every_round_as_they_were_given(tmp_path: Path) -> None:
@@ -390,3 +391,102 @@ def test_two_equal_interpreters_agree_for_real(mhaprof: Any, tmp_path: Path) -> 
     judged = {row["name"] for row in ran.rows if row["metric"] == "latency"}
     assert judged == {"a"}
     assert all(row["verdict"] == "unchanged" for row in ran.rows if row["metric"] == "macs")
+
+
+def test_changed_code_on_a_side_is_another_comparison(make_plan: Any, tmp_path: Path) -> None:
+    code = tmp_path / "code"
+    (code / "package").mkdir(parents=True)
+    (code / "package" / "kernel.py").write_text("a = 1\n")
+    (code / "notes.txt").write_text("a\n")
+    plan = make_plan(new=Side(name="new", python="b", path=str(code)))
+    Journal(tmp_path / "ab.jsonl", plan)
+    (code / "notes.txt").write_text("b\n")
+    (code / ".git").mkdir()
+    (code / ".git" / "hook.py").write_text("a\n")
+    (code / "venv").mkdir()
+    (code / "venv" / "pyvenv.cfg").write_text("home = x\n")
+    (code / "venv" / "module.py").write_text("a\n")
+    Journal(tmp_path / "ab.jsonl", plan)
+    (code / "package" / "kernel.py").write_text("a = 2\n")
+    with pytest.raises(UsageError, match="code"):
+        Journal(tmp_path / "ab.jsonl", plan)
+
+
+def test_a_header_cut_short_by_a_kill_is_written_anew(make_plan: Any, tmp_path: Path) -> None:
+    path, plan = tmp_path / "ab.jsonl", make_plan()
+    Journal(path, plan)
+    header = path.read_text()
+    for kept in (0, 10, len(header) - 1):
+        path.write_text(header[:kept])
+        assert Journal(path, plan).rounds == []
+        assert path.read_text() == header
+
+
+def test_a_message_with_any_line_separator_is_read_back(make_plan: Any, tmp_path: Path) -> None:
+    path, plan = tmp_path / "ab.jsonl", make_plan()
+    rows = [{"name": "a", "implementation": "e", "status": "failed", "message": "x\u2028y\x85z"}]
+    Journal(path, plan).add(Round(side="base", number=1, rows=rows))
+    assert Journal(path, plan).rounds[0].rows == rows
+
+
+def test_a_candidate_that_a_signal_kills_regresses_at_every_point(
+    make_plan: Any, tmp_path: Path
+) -> None:
+    machine = FakeMachine(noise=0.001)
+
+    def launch(plan: Plan, side: Side, number: int) -> Round:
+        if side.name == "new":
+            raise Unavailable("--new b: killed by SIGSEGV", code="killed")
+        return machine(plan, side, number)
+
+    plan = make_plan(rounds=2)
+    journal = Journal(tmp_path / "ab.jsonl", plan)
+    comparison = run_ab(plan, journal, preset("default"), launch=launch)
+    assert comparison.exit_code == 1
+    assert [found.reason for _, found in comparison.blocking()] == ["newly_failing"] * POINTS
+    assert "killed by SIGSEGV" in comparison.blocking()[0][1].message
+
+
+def test_a_process_that_a_signal_ended_is_told_from_one_that_gave_up(
+    make_plan: Any, tmp_path: Path
+) -> None:
+    from mhaprof.ab import launch
+
+    side = Side(name="new", python=fake_python(tmp_path / "py", "kill -SEGV $$"))
+    with pytest.raises(Unavailable, match="killed by SIGSEGV") as caught:
+        launch(make_plan(), side, 1)
+    assert caught.value.code == "killed"
+
+
+def test_a_side_without_a_folder_imports_what_its_interpreter_has_installed() -> None:
+    assert Side(name="base", python="py").environment({}) == {"PYTHONSAFEPATH": "1"}
+    assert "PYTHONSAFEPATH" not in Side(name="new", python="py", path="/code").environment({})
+
+
+def test_an_interpreter_given_by_a_relative_path_is_the_callers(
+    mhaprof: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, macs in (("here", 5), ("there", 6)):
+        (tmp_path / name).mkdir()
+        row = {"name": "a", "implementation": "eager", "status": "ok", "macs": macs}
+        fake_python(tmp_path / name / "python", f"echo '{json.dumps({'rows': [row]})}'")
+    config = tmp_path / "here" / "points.yaml"
+    config.write_text("version: 1\n")
+    monkeypatch.chdir(tmp_path / "here")
+    ran = mhaprof(
+        *("ab", config, "--base", "./python", "--new", "./python", "--rounds", 2),
+        *("--new-path", tmp_path / "there", "--format", "json"),
+    )
+    assert ran.code == 0
+
+
+def test_a_peak_that_regressed_is_measured_once_more(make_plan: Any, tmp_path: Path) -> None:
+    class Hungry(FakeMachine):
+        def __call__(self, plan: Plan, side: Side, number: int) -> Round:
+            found = super().__call__(plan, side, number)
+            peak = 2**30 if side.name == "base" else 2**31
+            return found.model_copy(update={"rows": [r | {"peak_bytes": peak} for r in found.rows]})
+
+    machine = Hungry(noise=0.001)
+    assert compare_on(machine, make_plan(), tmp_path / "ab.jsonl").exit_code == 1
+    assert len(machine.asked) == 20

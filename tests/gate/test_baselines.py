@@ -158,3 +158,40 @@ def test_why_an_ok_row_deserves_a_look_is_no_part_of_a_baseline(
     rows = make_rows(seed=1, reason="contended")
     update(mhaprof, write_run("run.json", rows), tmp_path, "--name", "n")
     assert '"reason"' not in (tmp_path / "nvidia-h200" / "n.json").read_text()
+
+
+def skipped(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the row as of a point that was not measured: no name of a device."""
+    lost = ("device_name", "timer", "latency_median_s", "replicate_medians_s", "macs")
+    return row | dict.fromkeys(lost) | {"status": "skipped", "reason": "predicted_oom"}
+
+
+def test_points_that_were_not_measured_go_with_the_others_of_their_device(
+    mhaprof: Any, write_run: Any, make_rows: Any, tmp_path: Path
+) -> None:
+    rows = make_rows(seed=1, points=3)
+    rows[1] = skipped(rows[1])
+    rows[2] = skipped(rows[2]) | {"device": None, "dtype": None}
+    run = write_run("run.json", rows)
+    ran = update(mhaprof, run, tmp_path / "baselines", "--name", "n")
+    assert [row["baseline"] for row in ran.rows] == [
+        str(tmp_path / "baselines" / "nvidia-h200" / "n.json")
+    ]
+    assert mhaprof("gate", ran.rows[0]["baseline"], run, "--strict").code == 0
+
+
+def test_a_run_that_measured_nothing_is_named_by_its_environment(
+    mhaprof: Any, write_run: Any, make_rows: Any, tmp_path: Path
+) -> None:
+    rows = [skipped(row) for row in make_rows(seed=1, points=2)]
+    run = write_run("run.json", rows, environment=ENVIRONMENT)
+    ran = update(mhaprof, run, tmp_path, "--name", "n")
+    assert [row["baseline"] for row in ran.rows] == [str(tmp_path / "nvidia-h200" / "n.json")]
+
+
+def test_only_times_are_rounded(
+    mhaprof: Any, write_run: Any, make_rows: Any, tmp_path: Path
+) -> None:
+    run = write_run("run.json", make_rows(seed=1, softcap=12.3456789))
+    ran = update(mhaprof, run, tmp_path, "--name", "n")
+    assert mhaprof("gate", ran.rows[0]["baseline"], run, "--strict").code == 0

@@ -265,3 +265,50 @@ def test_an_export_that_cannot_be_written_is_refused_before_anything_is_read(
     ran = mhaprof("gate", "absent", "absent", "--junit", tmp_path / "no" / "junit.xml")
     assert ran.code == 2
     assert "does not exist" in ran.err
+
+
+def test_labels_do_not_depend_on_which_points_ended_well(make_rows: Any) -> None:
+    settings: dict[str, Any] = {"device": "cpu", "cache": "hot", "points": 1}
+    rows = [make_rows(seed=1, threads=threads, **settings)[0] for threads in (1, 2, 4)]
+    rows += [dict(rows[0]), dict(rows[0])]
+    labels = list(json.loads(bencher(rows)))
+    assert labels == [
+        *(f"p00 [sdpa] (cpu, float16, threads={threads}, cache=hot)" for threads in (1, 2, 4)),
+        *(f"p00 [sdpa] (cpu, float16, threads=1, cache=hot) #{number}" for number in (2, 3)),
+    ]
+    rows[0]["status"] = rows[3]["status"] = "failed"
+    assert list(json.loads(bencher(rows))) == [labels[place] for place in (1, 2, 4)]
+
+
+def test_points_that_differ_in_threads_alone_have_other_names_in_a_verdict(
+    make_rows: Any,
+) -> None:
+    settings: dict[str, Any] = {"device": "cpu", "points": 1, "driver": None}
+    rows = [make_rows(seed=1, threads=threads, **settings)[0] for threads in (1, 2)]
+    labels = {point.label for point in verdicts(rows, rows).points}
+    assert labels == {f"p00 [sdpa] (cpu, float16, threads={threads})" for threads in (1, 2)}
+
+
+def test_a_list_without_a_number_is_not_written_for_github_and_that_is_said(
+    mhaprof: Any, write_run: Any, tmp_path: Path
+) -> None:
+    skipped = {"name": "a", "implementation": "sdpa", "status": "skipped", "reason": "no_cuda"}
+    run = write_run("base.json", [skipped])
+    ran = mhaprof("gate", run, run, "--github-benchmark", tmp_path / "out.json")
+    assert ran.code == 0
+    assert "out.json is not written: the candidate has no number" in ran.err
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_a_time_of_zero_is_none_that_pyperf_reads(make_rows: Any) -> None:
+    from mhaprof.report.benchmarks import has_times
+
+    rows = make_rows(seed=1, points=1, latency_median_s=0.0)
+    assert not has_times(rows)
+    assert json.loads(pyperf(rows))["benchmarks"] == []
+
+
+def test_a_summary_that_has_no_room_is_empty(make_rows: Any) -> None:
+    rows = make_rows(seed=1, points=100)
+    for limit in (0, 50, 200):
+        assert summary(verdicts(rows, rows), title="gate", limit=limit) == ""

@@ -335,3 +335,90 @@ def test_compare_and_gate_do_not_import_torch(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert done.stderr.splitlines()[-1] == "[0, 0, 0] []"
+
+
+@pytest.mark.parametrize("flag", ["contended", "throttled", "contended throttled"])
+def test_one_process_a_side_on_a_disturbed_gpu_proves_nothing(
+    judge: Any, make_rows: Any, flag: str
+) -> None:
+    base = make_rows(seed=1, points=1, rounds=None)
+    new = make_rows(seed=2, points=1, rounds=None, slower={0: 1.6}, flags=flag)
+    ran = judge(base, new)
+    assert ran.code == 0
+    assert found(ran, "inconclusive") == [("p00", "latency", "too_few_rounds")]
+
+
+def test_a_verdict_on_one_process_a_side_says_what_it_stands_on(
+    mhaprof: Any, write_run: Any, make_rows: Any
+) -> None:
+    for rounds, said in ((None, 1), (5, 0)):
+        base = write_run("base.json", make_rows(seed=1, rounds=rounds))
+        slow = make_rows(seed=2, rounds=rounds, slower={7: 1.3})
+        ran = mhaprof("gate", base, write_run("new.json", slow))
+        assert ran.code == 1
+        assert ran.err.count("1 of the times differs by one process a side") == said
+
+
+def test_the_same_name_may_be_defined_by_a_column_that_one_row_lacks(
+    judge: Any, make_rows: Any
+) -> None:
+    base, new = make_rows(seed=1, points=2), make_rows(seed=1, points=2)
+    for row in (base[1], new[0], new[1]):
+        row["window"] = 8
+    ran = judge(base, new)
+    assert ran.code == 1
+    assert found(ran, "regressed") == [("p00", "status", "definition_changed")]
+
+
+def test_an_interval_that_begins_at_zero_is_none(judge: Any, make_rows: Any) -> None:
+    base, new = make_rows(seed=1, rounds=None), make_rows(seed=1, rounds=None)
+    base[0]["latency_ci_low_s"] = 0.0
+    assert ("p00", "latency", "no_interval") in found(judge(base, new), "inconclusive")
+
+
+def test_counts_beyond_any_float_are_compared_exactly(judge: Any, make_rows: Any) -> None:
+    base, new = make_rows(seed=1, points=1), make_rows(seed=1, points=1)
+    base[0]["macs"] = 10**400
+    new[0]["macs"] = 10**400 + 1
+    assert ("p00", "macs", "exact_changed") in found(judge(base, new), "regressed")
+    base[0]["macs"] = 3
+    assert ("p00", "macs", "exact_changed") in found(judge(base, new), "regressed")
+
+
+def unmeasured(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a skipped row as mhaprof writes it: its settings, and no timer."""
+    lost = ("timer", "device_name", "torch", "driver", "latency_median_s", "replicate_medians_s")
+    return row | dict.fromkeys(lost) | {"status": "skipped", "reason": "no_cuda"}
+
+
+def test_a_skipped_point_is_paired_with_its_own_settings_in_any_order(
+    judge: Any, make_rows: Any
+) -> None:
+    half, single = (make_rows(seed=1, points=1, dtype=name)[0] for name in ("float16", "float32"))
+    ran = judge([unmeasured(half), single], [unmeasured(single), half])
+    assert ran.code == 1
+    assert found(ran, "regressed") == [("p00", "status", "newly_skipped")]
+    assert ("p00", "status", "newly_passing") in found(ran, "improved")
+    assert judge([unmeasured(half), single], [single, unmeasured(half)]).code == 0
+
+
+def test_points_whose_threads_changed_are_paired_by_their_other_settings(
+    mhaprof: Any, write_run: Any, make_rows: Any
+) -> None:
+    def row(dtype: str, threads: int) -> dict[str, Any]:
+        settings = {"device": "cpu", "driver": None, "tf32": None, "timer": "wall"}
+        found: dict[str, Any] = make_rows(
+            seed=1, points=1, dtype=dtype, threads=threads, **settings
+        )[0]
+        return found
+
+    base = write_run("base.json", [row("float16", 1), row("float32", 1)])
+    new = write_run("new.json", [row("float32", 4), row("float16", 4)])
+    ran = mhaprof("gate", base, new)
+    assert ran.code == 3
+    assert "threads: 1 in the baseline, 4 in the candidate" in ran.err
+    assert "dtype" not in ran.err
+
+
+def test_an_empty_role_is_a_point(judge: Any, make_rows: Any) -> None:
+    assert judge(make_rows(seed=1), [row | {"role": None} for row in make_rows(seed=1)]).code == 0

@@ -117,3 +117,17 @@ def test_every_fault_of_a_policy_is_named_with_its_place(text: str, expected: li
 def test_a_name_that_is_neither_preset_nor_file_lists_the_presets() -> None:
     with pytest.raises(UsageError, match="default, strict, permissive"):
         load_policy("harsh")
+
+
+def test_a_threshold_by_clock_over_a_single_number_keeps_that_number_for_the_others(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text(
+        "version: 1\npoints:\n"
+        "  - {name: '*', metrics: {latency: {threshold: 0.5, floor_s: 1e-6}}}\n"
+        "  - {name: 'p*', metrics: {latency: {threshold: {cpu: 0.2}, floor_s: {host: 1e-3}}}}\n"
+    )
+    rule = load_policy(str(path)).rules_for("p1", "sdpa").latency
+    assert [rule.threshold_for(clock) for clock in ("cpu", "device")] == [0.2, 0.5]
+    assert [rule.floor_for(floor) for floor in ("host", "events")] == [1e-3, 1e-6]

@@ -133,3 +133,21 @@ def test_a_missing_candidate_is_a_usage_error(
 ) -> None:
     run = write_run("run.json", make_rows(seed=1, points=3))
     assert mhaprof("gate", run, tmp_path / "absent.json").code == 2
+
+
+@pytest.mark.parametrize("column", ["samples_s", "replicate_medians_s"])
+def test_times_that_are_raw_alone_are_refused_like_medians(
+    mhaprof: Any, write_run: Any, make_rows: Any, column: str
+) -> None:
+    def rows(**settings: Any) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = make_rows(seed=1, points=1, **settings)
+        for row in found:
+            raw = row["replicate_medians_s"]
+            row.update(latency_median_s=None, latency_ci_low_s=None, latency_ci_high_s=None)
+            row.update({"replicate_medians_s": None, column: raw * 5})
+        return found
+
+    base = write_run("base.json", rows())
+    assert mhaprof("gate", base, write_run("same.json", rows())).code == 0
+    other = write_run("new.json", rows(device_name="NVIDIA A100"))
+    assert mhaprof("gate", base, other).code == 3

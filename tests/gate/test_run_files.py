@@ -80,8 +80,51 @@ def test_the_rounds_of_one_point_are_folded_into_replicates() -> None:
     (row,) = fold_rounds(rounds)
     assert row["replicate_medians_s"] == [1e-3, 2e-3, 3e-3]
     assert row["flags"] == "contended"
+    assert row["latency_median_s"] == 2e-3
+    assert row["latency_ci_low_s"] is None
     (broken,) = fold_rounds([*rounds, rounds[0] | {"round": 4, "status": "failed"}])
     assert broken["status"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("later", "said"),
+    [
+        ({"macs": 9000}, "macs 4000, 9000"),
+        ({"macs_scores": 7}, "macs_scores None, 7"),
+        ({"resolved_backend": "math"}, "resolved_backend flash, math"),
+        ({"torch": "2.12"}, "torch 2.13, 2.12"),
+        ({"device_name": "NVIDIA A100"}, "device_name NVIDIA H200, NVIDIA A100"),
+        ({"threads": 2}, "threads 1, 2"),
+    ],
+)
+def test_rounds_that_contradict_each_other_are_a_failed_point(
+    later: dict[str, Any], said: str
+) -> None:
+    first = {
+        "name": "a",
+        "identity": "x",
+        "implementation": "eager",
+        "status": "ok",
+        "macs": 4000,
+        "resolved_backend": "flash",
+        "torch": "2.13",
+        "device_name": "NVIDIA H200",
+        "device": "cuda:0",
+        "threads": 1,
+        "latency_median_s": 1e-3,
+    }
+    same = [first | {"round": number, "device": f"cuda:{number}"} for number in range(3)]
+    assert fold_rounds(same)[0]["status"] == "ok"
+    (row,) = fold_rounds([*same, first | {"round": 3} | later])
+    assert (row["status"], row["reason"]) == ("failed", "rounds_disagree")
+    assert said in row["message"]
+
+
+def test_the_peak_of_several_rounds_is_their_median() -> None:
+    first = {"name": "a", "identity": "x", "implementation": "eager", "status": "ok"}
+    peaks = (900, 100, 120)
+    rounds = [first | {"round": place, "peak_bytes": peak} for place, peak in enumerate(peaks)]
+    assert fold_rounds(rounds)[0]["peak_bytes"] == 120
 
 
 @pytest.mark.parametrize(
@@ -99,8 +142,13 @@ def test_the_rounds_of_one_point_are_folded_into_replicates() -> None:
         (
             b'{"rows": [{"name": "a", "implementation": "e", "status": "ok",'
             b' "latency_median_s": NaN}]}',
-            "latency_median_s nan is not a number",
+            "NaN is no JSON",
         ),
+        (
+            b'{"rows": [{"name": ["a"], "implementation": "e", "status": "ok"}]}',
+            "name is a list or an object",
+        ),
+        (b'{"rows": [{"name": "a", "macs": 1' + b"0" * 5000 + b"}]}", "not to be read as JSON"),
         (b'{"other": 1}', "no rows in it"),
     ],
 )

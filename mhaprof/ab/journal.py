@@ -1,0 +1,77 @@
+"""The file of a comparison: each round is on disk before the next begins."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from mhaprof.ab.sides import Plan, Round, Side, SideName
+from mhaprof.errors import UsageError
+from mhaprof.records import SCHEMA_VERSION
+
+
+class Journal:
+    """The file of a comparison: a header, then one line per round."""
+
+    def __init__(self, path: Path, plan: Plan) -> None:
+        self.path = path
+        self.rounds: list[Round] = []
+        header = {"schema_version": SCHEMA_VERSION, "kind": "ab", "key": plan.key()}
+        try:
+            text = path.read_text(encoding="utf-8") if path.exists() else ""
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"{path} is not a file of mhaprof ab; give another --out") from error
+        if json.dumps(header).startswith(text):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("", encoding="utf-8")
+            self._append(json.dumps(header))
+        else:
+            self._read(text, header)
+
+    def _read(self, text: str, header: Mapping[str, Any]) -> None:
+        """Read the rounds; a last line cut short by a kill is dropped from the file."""
+        whole = text[: text.rfind("\n") + 1]
+        try:
+            first, *lines = whole.removesuffix("\n").split("\n")
+            found = json.loads(first)
+            rounds = [Round.model_validate_json(line) for line in lines]
+        except (ValueError, ValidationError) as error:
+            raise UsageError(f"{self.path} is not a file of mhaprof ab; give another --out") from (
+                error
+            )
+        if found != header:
+            raise UsageError(
+                f"{self.path} holds another comparison (other configuration, interpreters, "
+                "paths, code, rounds or flags); give another --out, or delete it"
+            )
+        if whole != text:
+            with self.path.open("r+", encoding="utf-8") as file:
+                file.truncate(len(whole.encode()))
+        self.rounds = rounds
+
+    def _append(self, line: str) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def add(self, found: Round) -> None:
+        """Store a round: on disk when this returns."""
+        self._append(found.model_dump_json())
+        self.rounds.append(found)
+
+    def has(self, side: Side, number: int) -> bool:
+        """Say whether a round is stored."""
+        return any(found.side == side.name and found.number == number for found in self.rounds)
+
+    def of(self, side: SideName) -> list[Round]:
+        """Return the rounds of one side in the order in which they were planned."""
+        return sorted(
+            (found for found in self.rounds if found.side == side),
+            key=lambda found: found.number,
+        )
