@@ -123,7 +123,7 @@ def row_of(result: Result, *, latency: bool = False) -> Row:
     row["name"], row["role"] = point.name, point.role
     row["implementation"], row["status"] = point.implementation, outcome.status
     row.update(point.given if isinstance(point, ImpossiblePoint) else vars(point.spec))
-    if latency and isinstance(point, Point):
+    if latency and isinstance(point, Point) and point.settings.device is not None:
         _add_settings(row, point.settings)
     if isinstance(outcome, Skipped | Failed):
         row.update(reason=outcome.code, message=outcome.message)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from mhaprof.measure import sampling
 from mhaprof.measure.timers import WallTimer
@@ -66,6 +67,7 @@ def test_rows_have_the_columns_of_the_contract(timed: dict[str, Any]) -> None:
             "ok", "cpu", "float32", 1,
         )  # fmt: skip
         assert (row["timer"], row["cache"], row["mode"]) == ("wall", "hot", "forward")
+        assert (row["torch"], row["driver"]) == (torch.__version__, None)
         assert row["latency_min_s"] <= row["latency_median_s"] <= row["latency_p95_s"]
         assert row["samples"] == 5
         assert row["max_error"] <= row["tolerance"]
@@ -147,6 +149,8 @@ def test_what_cannot_fit_is_refused_before_it_is_tried(mhaprof: Any) -> None:
     assert (row["status"], row["reason"]) == ("skipped", "predicted_oom")
     assert row["latency_median_s"] is None
     assert "scores 32 TiB" in ran.err
+    assert row["predicted_peak_bytes"] > 2**45 > row["available_bytes"] > 0
+    assert row["peak_bytes"] is None
 
 
 def test_a_wrong_result_has_no_time(mhaprof: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,6 +172,9 @@ def test_an_implementation_that_cannot_run_says_why(mhaprof: Any) -> None:
     assert (cudnn["status"], cudnn["reason"]) == ("skipped", "backend_unavailable")
     assert eager["status"] == "ok"
     assert ran.code == 0
+    settings = ("device", "dtype", "threads", "cache", "mode", "compiled", "tf32")
+    assert [cudnn[name] for name in settings] == [eager[name] for name in settings]
+    assert cudnn["timer"] is None
 
 
 def test_threads_and_dtypes_are_axes(mhaprof: Any) -> None:
