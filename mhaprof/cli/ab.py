@@ -29,7 +29,7 @@ def ab(
         list[str] | None,
         typer.Argument(
             help="flags for `mhaprof latency`, after --: -- --threads 1 --impl sdpa",
-            metavar="[-- FLAGS]",
+            metavar="-- FLAGS",
         ),
     ] = None,
     base: Annotated[
@@ -37,6 +37,7 @@ def ab(
         typer.Option(
             help="Python interpreter of the base",
             show_default="this one",
+            metavar="PYTHON",
             rich_help_panel=PANEL,
         ),
     ] = None,
@@ -45,19 +46,24 @@ def ab(
         typer.Option(
             help="Python interpreter of the candidate",
             show_default="this one",
+            metavar="PYTHON",
             rich_help_panel=PANEL,
         ),
     ] = None,
     base_path: Annotated[
         Path | None,
         typer.Option(
-            help="folder that the base works in and imports from first", rich_help_panel=PANEL
+            help="folder that the base works in and imports from first",
+            metavar="FOLDER",
+            rich_help_panel=PANEL,
         ),
     ] = None,
     new_path: Annotated[
         Path | None,
         typer.Option(
-            help="folder that the candidate works in and imports from first", rich_help_panel=PANEL
+            help="folder that the candidate works in and imports from first",
+            metavar="FOLDER",
+            rich_help_panel=PANEL,
         ),
     ] = None,
     rounds: Annotated[

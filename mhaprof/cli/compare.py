@@ -56,6 +56,7 @@ class _JudgingFlags:
                 str | None,
                 help=f"a YAML file of rules, or a preset: {', '.join(PRESETS)}",
                 show_default="default",
+                metavar="FILE|PRESET",
                 **panel,
             ),
             option(

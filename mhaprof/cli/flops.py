@@ -40,11 +40,13 @@ DEFAULT_IMPLEMENTATIONS = ("eager",)
 @takes(given=SpecFlags, model=ModelFlags, out=OutputFlags)
 def flops(
     config: Annotated[
-        Path | None, typer.Argument(help="YAML file of points and sweeps", metavar="[CONFIG]")
+        Path | None, typer.Argument(help="YAML file of points and sweeps", metavar="CONFIG")
     ] = None,
     impl: Annotated[
         list[str] | None,
-        typer.Option(help="implementation to count (repeatable)", show_default="eager"),
+        typer.Option(
+            help="implementation to count (repeatable)", metavar="NAME", show_default="eager"
+        ),
     ] = None,
     counter: Annotated[
         list[str] | None,

@@ -32,11 +32,13 @@ METRICS: tuple[Metric, ...] = ("latency", "memory")
 @takes(given=SpecFlags, model=ModelFlags, timing=TimingFlags, out=OutputFlags)
 def latency(
     config: Annotated[
-        Path | None, typer.Argument(help="YAML file of points and sweeps", metavar="[CONFIG]")
+        Path | None, typer.Argument(help="YAML file of points and sweeps", metavar="CONFIG")
     ] = None,
     impl: Annotated[
         list[str] | None,
-        typer.Option(help="implementation to time (repeatable)", show_default="eager, sdpa"),
+        typer.Option(
+            help="implementation to time (repeatable)", metavar="NAME", show_default="eager, sdpa"
+        ),
     ] = None,
     compare: Annotated[
         bool,
@@ -54,7 +56,7 @@ def latency(
         ),
     ] = None,
     samples_out: Annotated[
-        Path | None, typer.Option(help="write all raw samples to this JSON file")
+        Path | None, typer.Option(help="write all raw samples to this JSON file", metavar="FILE")
     ] = None,
     allow_import: Annotated[
         bool, typer.Option("--allow-import", help="let CONFIG or --impl name code to import")

@@ -75,9 +75,9 @@ def option(
 
 
 class _SpecFlags:
-    """One flag per field of ``PartialSpec``; a comma-separated list is a grid.
+    """One flag per field of ``PartialSpec``; a list, or the flag again, is a grid.
 
-    Collects ``{field: [values]}`` of the flags that were given.
+    Lists are separated by commas.  Collects ``{field: [values]}`` of the flags that were given.
     """
 
     @functools.cache  # noqa: B019  (one object, for the life of the process)
@@ -88,7 +88,9 @@ class _SpecFlags:
     def collect(self, values: Mapping[str, Any]) -> dict[str, list[object]]:
         """Parse what was given; what does not parse stays text for the spec to refuse."""
         return {
-            name: [value] if isinstance(value, bool) else _values(name, value)
+            name: [value]
+            if isinstance(value, bool)
+            else [one for text in value for one in _values(name, text)]
             for name, value in values.items()
             if value is not None
         }
@@ -107,7 +109,7 @@ def _spec_option(name: str) -> inspect.Parameter:
     help_text = field.description or ""
     if _is_flag(name):
         return option(name, bool | None, f"--{dashed}/--no-{dashed}", help=help_text, **extra)
-    return option(name, str | None, help=help_text, metavar=_metavar(name), **extra)
+    return option(name, list[str] | None, help=help_text, metavar=_metavar(name), **extra)
 
 
 @functools.cache

@@ -167,6 +167,7 @@ class OutputGroup:
                 "--output",
                 "-o",
                 help="write to this file, atomically, instead of standard output",
+                metavar="FILE",
                 rich_help_panel="Output",
             ),
         ]

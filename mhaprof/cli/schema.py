@@ -15,7 +15,9 @@ from mhaprof.errors import EXIT_OK
 def schema(
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="write to this file instead of standard output"),
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="write to this file instead of standard output"
+        ),
     ] = None,
 ) -> int:
     """Print the JSON Schema (draft 2020-12) of configuration files.

@@ -53,7 +53,7 @@ PANEL = "Running"
 @takes(given=SpecFlags, model=ModelFlags, timing=TimingFlags, output=OutputFlags)
 def sweep(
     config: Annotated[
-        Path | None, typer.Argument(help="YAML file of points and sweeps", metavar="[CONFIG]")
+        Path | None, typer.Argument(help="YAML file of points and sweeps", metavar="CONFIG")
     ] = None,
     out: Annotated[
         Path | None,
@@ -66,7 +66,7 @@ def sweep(
     ] = None,
     impl: Annotated[
         list[str] | None,
-        typer.Option(help="implementation (repeatable), instead of the file's"),
+        typer.Option(help="implementation (repeatable), instead of the file's", metavar="NAME"),
     ] = None,
     measure: Annotated[
         str | None,

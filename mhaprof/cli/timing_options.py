@@ -91,21 +91,21 @@ class _TimingFlags:
         return [
             panel(
                 "device",
-                str | None,
+                list[str] | None,
                 metavar=DEVICES,
                 help="where to run (a list is an axis)",
                 show_default="auto",
             ),
             panel(
                 "dtype",
-                str | None,
+                list[str] | None,
                 metavar=choices(Dtype),
                 help="element type (a list is an axis)",
                 show_default=DEFAULT_DTYPE,
             ),
             panel(
                 "threads",
-                str | None,
+                list[str] | None,
                 metavar="N",
                 help="CPU threads (a list is an axis)",
                 show_default="what affinity and cgroup quota allow",
@@ -204,7 +204,7 @@ class _TimingFlags:
                 _check(name, given[name], alias)
         for name in ("device", "dtype", "threads"):
             if name in given:
-                given[name] = [part.strip() for part in given[name].split(",")]
+                given[name] = [part.strip() for text in given[name] for part in text.split(",")]
         for dtype in given.get("dtype", ()):
             _check("dtype", dtype, Dtype)
         for device in given.get("device", ()):

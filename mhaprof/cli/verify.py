@@ -20,7 +20,9 @@ from mhaprof.spec import AttentionSpec
 def verify(
     impl: Annotated[
         list[str] | None,
-        typer.Option(help="implementation to verify (repeatable)", show_default="all"),
+        typer.Option(
+            help="implementation to verify (repeatable)", metavar="NAME", show_default="all"
+        ),
     ] = None,
     device: Annotated[
         str, typer.Option(help="where to run", metavar="auto|cpu|cuda|cuda:N|mps|xpu")
