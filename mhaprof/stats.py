@@ -7,10 +7,11 @@ with five processes a side the distribution of ranks is known exactly.
 
 from __future__ import annotations
 
+import itertools
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -152,6 +153,31 @@ def rank_test(base: Sequence[float], new: Sequence[float]) -> float:
     return at_least / math.comb(len(doubled), len(new))
 
 
+def signed_rank_test(differences: Sequence[float]) -> float:
+    """Return the one-sided p-value that paired differences are not centred above 0.
+
+    Exact distribution of the sum of the ranks of the positive ones under all changes of
+    sign (Wilcoxon 1945), ties by midranks; zeros are left out.  Five pairs cannot go below
+    1/32.  Raises ValueError when there is no pair.
+    """
+    if not differences:
+        raise ValueError("a signed rank test needs pairs")
+    kept = [value for value in differences if value != 0]
+    doubled = _doubled_midranks([abs(value) for value in kept])
+    observed = sum(rank for rank, value in zip(doubled, kept, strict=True) if value > 0)
+    counts = _signed_sums(doubled)
+    at_least = sum(ways for total, ways in counts.items() if total >= observed)
+    return at_least / (1 << len(kept))
+
+
+def _signed_sums(ranks: Sequence[int]) -> Counter[int]:
+    """Count, for each total, the subsets of any size of ``ranks`` that sum to it."""
+    counts = Counter({0: 1})
+    for rank in ranks:
+        counts.update({total + rank: ways for total, ways in counts.items()})
+    return counts
+
+
 def _doubled_midranks(values: Sequence[float]) -> list[int]:
     """Return twice the midrank of each value: whole numbers also where values tie."""
     ordered = sorted(values)
@@ -231,6 +257,45 @@ def ratio_interval(
     return Ratio(ratio=ratio, low=min(low, ratio), high=max(high, ratio))
 
 
+LEAST_PAIRS = 5
+"""Pairs from which a paired ratio has an interval: all of them, 93.75 % at five."""
+
+
+def paired_ratio(
+    base: Sequence[float], new: Sequence[float], *, confidence: float = CONFIDENCE
+) -> Ratio:
+    """Return the ratio new / base of samples taken in pairs, with its interval.
+
+    The ratio is the centre that a signed rank test is least against (the median of the
+    averages of all pairs of log ratios: Hodges and Lehmann 1963), the interval what it
+    would not reject (Tukey).  Five pairs bear no 95 %: their interval covers 93.75 %.
+    Raises ValueError when the sides differ in number, are empty or not above 0.
+    """
+    if not base or min(base) <= 0 or min(new) <= 0:
+        raise ValueError("a ratio needs samples above 0 on both sides")
+    logs = [math.log(after / before) for before, after in zip(base, new, strict=True)]
+    pairs = itertools.combinations_with_replacement(logs, 2)
+    averages = sorted((first + second) / 2 for first, second in pairs)
+    ratio = math.exp(quantile(averages, 0.5))
+    counts = _signed_sums(range(1, len(logs) + 1))
+    rank = _rank_within(counts, (1 - confidence) / 2 * (1 << len(logs)))
+    if rank < 0 and len(logs) < LEAST_PAIRS:
+        return Ratio(ratio=ratio, low=None, high=None)
+    rank = max(rank, 0)
+    return Ratio(ratio=ratio, low=math.exp(averages[rank]), high=math.exp(averages[-1 - rank]))
+
+
+def _rank_within(counts: Mapping[int, int], limit: float) -> int:
+    """Return the last rank (from 0) below which at most ``limit`` ways lie; -1: none."""
+    rank, below = -1, 0
+    for rank_sum in sorted(counts):
+        below += counts[rank_sum]
+        if below > limit:
+            break
+        rank += 1
+    return rank
+
+
 def _pair_rank(base_count: int, new_count: int, confidence: float) -> int:
     """Return the rank (from 0) of the interval's lower end among pairwise ratios."""
     total, tail = base_count + new_count, (1 - confidence) / 2
@@ -239,14 +304,7 @@ def _pair_rank(base_count: int, new_count: int, confidence: float) -> int:
         z = NormalDist().inv_cdf(1 - tail)
         return math.floor(base_count * new_count / 2 - z * spread) - 1
     counts = _subset_sums(range(1, total + 1), new_count)
-    limit = tail * math.comb(total, new_count)
-    rank, below = -1, 0
-    for rank_sum in sorted(counts):
-        below += counts[rank_sum]
-        if below > limit:
-            break
-        rank += 1
-    return rank
+    return _rank_within(counts, tail * math.comb(total, new_count))
 
 
 def _pairwise_ratio(base: Sequence[float], new: Sequence[float], rank: int) -> float:

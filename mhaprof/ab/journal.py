@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from mhaprof.ab.sides import Plan, Round, Side, SideName
+from mhaprof.ab.sides import Plan, Round, SideName
 from mhaprof.errors import UsageError
 from mhaprof.records import SCHEMA_VERSION
 
@@ -52,7 +53,9 @@ class Journal:
         if whole != text:
             with self.path.open("r+", encoding="utf-8") as file:
                 file.truncate(len(whole.encode()))
-        self.rounds = rounds
+        numbers = Counter(found.number for found in rounds)
+        # Half a round is none: its other side ran at the same time, and is lost.
+        self.rounds = [found for found in rounds if numbers[found.number] == 2]
 
     def _append(self, line: str) -> None:
         with self.path.open("a", encoding="utf-8") as file:
@@ -60,14 +63,14 @@ class Journal:
             file.flush()
             os.fsync(file.fileno())
 
-    def add(self, found: Round) -> None:
-        """Store a round: on disk when this returns."""
-        self._append(found.model_dump_json())
-        self.rounds.append(found)
+    def add(self, *pair: Round) -> None:
+        """Store the two sides of a round: on disk when this returns."""
+        self._append("\n".join(found.model_dump_json() for found in pair))
+        self.rounds += pair
 
-    def has(self, side: Side, number: int) -> bool:
+    def has(self, number: int) -> bool:
         """Say whether a round is stored."""
-        return any(found.side == side.name and found.number == number for found in self.rounds)
+        return any(found.number == number for found in self.rounds)
 
     def of(self, side: SideName) -> list[Round]:
         """Return the rounds of one side in the order in which they were planned."""

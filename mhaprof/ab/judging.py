@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from mhaprof import stats
 from mhaprof.ab.journal import Journal
-from mhaprof.ab.sides import Round
+from mhaprof.ab.sides import KEY, Round
 from mhaprof.compare import Comparison, Policy, RunRows, compare
 from mhaprof.compare import rounds as rounds_of_a_point
 
@@ -16,31 +17,54 @@ Key = tuple[Any, ...]
 TREATMENTS = ("torch",)
 """Conditions that may differ because they are what is being compared."""
 
-KEY = ("name", "role", "implementation", "device", "dtype", "threads", "cache", "mode", "compiled")
-"""What tells the points of a round apart."""
-
 
 def judge(
     journal: Journal, policy: Policy, *, allow_env_mismatch: Collection[str] = TREATMENTS
 ) -> Comparison:
-    """Compare what is stored of both sides."""
+    """Compare what is stored of both sides, round by round."""
     base, new = journal.of("base"), journal.of("new")
     shared = _contended(base) | _contended(new)
     by_cpu_time = shared & _with_cpu_time(base) & _with_cpu_time(new)
-    return compare(
-        _side_rows(base, by_cpu_time),
-        _side_rows(new, by_cpu_time),
-        policy,
-        allow_env_mismatch=allow_env_mismatch,
+    times: dict[str, defaultdict[Key, list[float]]] = {
+        side: defaultdict(list) for side in ("base", "new")
+    }
+    for one, other in zip(base, new, strict=True):
+        rows, others = _keyed(one), _keyed(other)
+        for key in rows.keys() & others.keys():
+            pair = _statistics(rows[key], others[key], cpu_time=key in by_cpu_time)
+            if pair is not None:
+                times["base"][key].append(pair[0])
+                times["new"][key].append(pair[1])
+    base_run, new_run = (
+        RunRows(
+            source=found[0].side,
+            rows=fold(found, by_cpu_time=by_cpu_time, times_s=times[found[0].side]),
+            environment=found[0].environment,
+            paired=True,
+        )
+        for found in (base, new)
     )
+    return compare(base_run, new_run, policy, allow_env_mismatch=allow_env_mismatch)
 
 
-def _side_rows(rounds: Sequence[Round], by_cpu_time: Collection[Key]) -> RunRows:
-    return RunRows(
-        source=rounds[0].side,
-        rows=fold(rounds, by_cpu_time=by_cpu_time),
-        environment=rounds[0].environment,
-    )
+def _statistics(
+    base: Mapping[str, Any], new: Mapping[str, Any], *, cpu_time: bool
+) -> tuple[float, float] | None:
+    """Return the statistic of both sides of one round of a point, in seconds.
+
+    The minimum of CPU time where the machine was shared, else the median of the samples.
+    Of as many samples on either side: the two took turns, and what one of them took
+    alone, after the other had enough, met other noise.
+    """
+    column = "process_time_s" if cpu_time else "samples_s"
+    one: list[float] = base.get(column) or []
+    other: list[float] = new.get(column) or []
+    count = min(len(one), len(other))
+    if count:
+        statistic: Callable[[list[float]], float] = min if cpu_time else stats.median
+        return statistic(one[:count]), statistic(other[:count])
+    medians = base.get("latency_median_s"), new.get("latency_median_s")
+    return (medians[0], medians[1]) if medians[0] and medians[1] else None
 
 
 def _keyed(found: Round) -> dict[Key, dict[str, Any]]:
@@ -80,26 +104,41 @@ def _with_cpu_time(rounds: Sequence[Round]) -> set[Key]:
     return set.intersection(*per_round) if per_round else set()
 
 
-def fold(rounds: Sequence[Round], *, by_cpu_time: Collection[Key]) -> list[dict[str, Any]]:
+def fold(
+    rounds: Sequence[Round],
+    *,
+    by_cpu_time: Collection[Key] = (),
+    times_s: Mapping[Key, Sequence[float]] | None = None,
+) -> list[dict[str, Any]]:
     """Fold the rounds of one side into one row per point.
 
-    The statistic of a round is the minimum of CPU time for points in ``by_cpu_time``
-    (the machine was shared), else the median that the round reports, in seconds.  A
-    point that did not end ok in some round is what it was in that round.
+    ``times_s`` holds the statistic of each round, in seconds; points in ``by_cpu_time``
+    were timed by the process's clock.  A point that did not end ok in some round is what
+    it was in that round.
     """
     gathered: dict[Key, list[dict[str, Any]]] = {}
     for found in rounds:
         for key, row in _keyed(found).items():
             gathered.setdefault(key, []).append(row)
     return [
-        _folded(rows, rounds=len(rounds), cpu_time=key in by_cpu_time)
+        _folded(
+            rows,
+            rounds=len(rounds),
+            times_s=(times_s or {}).get(key),
+            cpu_time=key in by_cpu_time,
+        )
         for key, rows in gathered.items()
     ]
 
 
-def _folded(rows: Sequence[dict[str, Any]], *, rounds: int, cpu_time: bool) -> dict[str, Any]:
-    times = [min(row["process_time_s"]) for row in rows] if cpu_time else None
-    folded = rounds_of_a_point.fold(rows, times_s=times)
+def _folded(
+    rows: Sequence[dict[str, Any]],
+    *,
+    rounds: int,
+    times_s: Sequence[float] | None,
+    cpu_time: bool,
+) -> dict[str, Any]:
+    folded = rounds_of_a_point.fold(rows, times_s=times_s)
     if folded["status"] == "ok" and len(rows) < rounds:
         missing = f"measured in {len(rows)} of {rounds} rounds"
         return folded | {"status": "failed", "reason": "rounds_missing", "message": missing}

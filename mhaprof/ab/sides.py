@@ -14,8 +14,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from mhaprof.ab.turns import alternate
 from mhaprof.errors import EXIT_INTERRUPTED, EXIT_USAGE, Unavailable, UsageError
 from mhaprof.records import Environment, Record
+from mhaprof.spec import AttentionSpec
 
 SideName = Literal["base", "new"]
 
@@ -23,6 +25,9 @@ KILLED = "killed"
 """The code of a process that a signal ended: a segmentation fault, or no memory."""
 
 RAW = ("samples_s", "process_time_s")
+
+KEY = ("name", "role", "implementation", "device", "dtype", "threads", "cache", "mode", "compiled")
+"""What tells the points of a round apart."""
 
 _CODE = (".py", ".so", ".pyd", ".dll", ".dylib", ".c", ".cc", ".cpp", ".h", ".cu", ".cuh")
 _MOST_FILES = 20_000
@@ -41,11 +46,17 @@ class Side:
     python: str
     path: str | None = None
 
-    def command(self, config: Path, arguments: Sequence[str], samples_out: Path) -> list[str]:
-        """Return the command line of one round: the one place where it is made."""
+    def command(
+        self, config: Path, arguments: Sequence[str], samples_out: Path, *, memory: bool = True
+    ) -> list[str]:
+        """Return the command line of one round: the one place where it is made.
+
+        ``memory`` asks for the peaks, which take longer than the times.
+        """
         return [
             *(self.python, "-m", "mhaprof", "latency", str(config.resolve())),
             *("--format", "json", "--no-compare", "--samples-out", str(samples_out)),
+            "--memory" if memory else "--no-memory",
             *arguments,
         ]
 
@@ -126,53 +137,102 @@ class Round(Record):
     environment: Environment | None = None
 
 
-def launch(plan: Plan, side: Side, number: int) -> Round:
-    """Measure all points in one fresh process.
+def launch(plan: Plan, number: int) -> tuple[Round, Round]:
+    """Measure all points once on both sides, each in a fresh process, in turns.
 
-    Raises UsageError when the process refuses its configuration or the interpreter
-    cannot run, Unavailable when it ends without rows (code ``killed`` if by a signal,
-    else ``round_failed``), and KeyboardInterrupt when it was interrupted.
+    The base begins in odd rounds.  Returns the rounds of base and new; a candidate that a
+    signal ended fails at every point of the base.  Raises UsageError when a process
+    refuses its configuration or an interpreter cannot run, Unavailable when one ends
+    without rows (code ``killed`` if by a signal, else ``round_failed``), and
+    KeyboardInterrupt when it was interrupted.
     """
     with tempfile.TemporaryDirectory(prefix="mhaprof-ab-") as folder:
-        samples = Path(folder) / "samples.json"
+        # Peaks hardly vary: once is enough, and once more when all is measured once more.
+        memory = number % plan.rounds == 1 % plan.rounds
+        runs = [
+            _Run(plan=plan, side=side, folder=Path(folder), memory=memory) for side in plan.sides
+        ]
+        order = runs if number % 2 else runs[::-1]
+        codes = dict(zip(order, alternate(*(run.start for run in order)), strict=True))
+        base = runs[0].round(number, code=codes[runs[0]])
         try:
-            done = subprocess.run(
-                side.command(plan.config, plan.arguments, samples),
-                capture_output=True,
-                text=True,
-                env=side.environment(os.environ),
-                cwd=side.path,
-                check=False,
-            )
-        except OSError as error:
-            raise UsageError(
-                f"--{side.name} {side.python}: cannot be run: {error.strerror}; "
-                "expected a Python interpreter that has mhaprof"
-            ) from error
-        if done.returncode == EXIT_INTERRUPTED:
+            return base, runs[1].round(number, code=codes[runs[1]])
+        except Unavailable as error:
+            if error.code != KILLED:
+                raise
+            ended = {"status": "failed", "reason": KILLED, "message": str(error)}
+            known = (*KEY, *AttentionSpec.model_fields)
+            rows = [{name: row.get(name) for name in known} | ended for row in base.rows]
+            return base, Round(side="new", number=number, rows=rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """One process of one side, and the files that it writes."""
+
+    plan: Plan
+    side: Side
+    folder: Path
+    memory: bool
+
+    def _file(self, kind: str) -> Path:
+        return self.folder / f"{self.side.name}-{kind}"
+
+    def start(
+        self, variables: Mapping[str, str], descriptors: Sequence[int]
+    ) -> subprocess.Popen[bytes]:
+        """Start the process; raises UsageError when the interpreter cannot be run."""
+        side, plan = self.side, self.plan
+        with self._file("out").open("wb") as out, self._file("err").open("wb") as err:
+            try:
+                return subprocess.Popen(
+                    side.command(
+                        plan.config,
+                        plan.arguments,
+                        self._file("samples"),
+                        memory=self.memory,
+                    ),
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    env={**side.environment(os.environ), **variables},
+                    cwd=side.path,
+                    pass_fds=descriptors,
+                )
+            except OSError as error:
+                raise UsageError(
+                    f"--{side.name} {side.python}: cannot be run: {error.strerror}; "
+                    "expected a Python interpreter that has mhaprof"
+                ) from error
+
+    def round(self, number: int, *, code: int) -> Round:
+        """Read what the process wrote, or raise what it said."""
+        if code == EXIT_INTERRUPTED:
             raise KeyboardInterrupt
-        document = _document(done, side)
+        document = self._document(code)
         rows = document["rows"]
-        if samples.exists():
-            for row, raw in zip(rows, json.loads(samples.read_text())["rows"], strict=True):
+        if self._file("samples").exists():
+            raw_rows = json.loads(self._file("samples").read_text())["rows"]
+            for row, raw in zip(rows, raw_rows, strict=True):
                 row.update({name: raw.get(name) for name in RAW})
-    return Round(side=side.name, number=number, rows=rows, environment=document.get("environment"))
+        environment = document.get("environment")
+        return Round(side=self.side.name, number=number, rows=rows, environment=environment)
 
-
-def _document(done: subprocess.CompletedProcess[str], side: Side) -> dict[str, Any]:
-    """Return the JSON document of a round, or raise what the process said."""
-    try:
-        document: dict[str, Any] = json.loads(done.stdout)
-    except json.JSONDecodeError:
-        document = {}
-    if document.get("rows"):
-        return document
-    lines = done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}"]
-    message = str(document.get("error", {}).get("message") or lines[-1])
-    said = f"--{side.name} {side.python}: {message}"
-    if done.returncode == EXIT_USAGE:
-        raise UsageError(said)
-    if done.returncode < 0:
-        name = signal.Signals(-done.returncode).name
-        raise Unavailable(f"--{side.name} {side.python}: killed by {name}", code=KILLED)
-    raise Unavailable(said, code="round_failed")
+    def _document(self, code: int) -> dict[str, Any]:
+        side = self.side
+        try:
+            document: dict[str, Any] = json.loads(self._file("out").read_bytes())
+        except ValueError:
+            document = {}
+        if document.get("rows"):
+            return document
+        errors = self._file("err").read_text(errors="replace").strip().splitlines()
+        lines = errors or [f"it ended with code {code}"]
+        message = str(document.get("error", {}).get("message") or lines[-1])
+        said = f"--{side.name} {side.python}: {message}"
+        if code == EXIT_USAGE:
+            raise UsageError(said)
+        if code < 0:
+            name = signal.Signals(-code).name
+            raise Unavailable(f"--{side.name} {side.python}: killed by {name}", code=KILLED)
+        raise Unavailable(said, code="round_failed")

@@ -17,6 +17,8 @@ from mhaprof.cli.progress import Bar
 from mhaprof.cli.timing_options import TimingFlags, options_of, settings_of
 from mhaprof.config import SettingsSection
 from mhaprof.errors import EXIT_INTERRUPTED
+from mhaprof.measure.sampling import Progress, ProgressCallback
+from mhaprof.measure.turns import Turns
 from mhaprof.point import MeasureOptions, measure_point
 from mhaprof.point.fresh import measure_replicated
 from mhaprof.point.measuring import Metric
@@ -26,7 +28,6 @@ from mhaprof.report.times import latency_view
 from mhaprof.report.views import findings_notes
 
 DEFAULT_IMPLEMENTATIONS = ("eager", "sdpa")
-METRICS: tuple[Metric, ...] = ("latency", "memory")
 
 
 @takes(given=SpecFlags, model=ModelFlags, timing=TimingFlags, out=OutputFlags)
@@ -55,6 +56,12 @@ def latency(
             show_default="1: in this process",
         ),
     ] = None,
+    memory: Annotated[
+        bool,
+        typer.Option(
+            "--memory/--no-memory", help="measure each point's peak, in a process of its own"
+        ),
+    ] = True,
     samples_out: Annotated[
         Path | None, typer.Option(help="write all raw samples to this JSON file", metavar="FILE")
     ] = None,
@@ -93,7 +100,8 @@ def latency(
     ]
     before = _environment(settings)
     count = replicates or section.replicates or 1
-    results = [*_measure_all(points, options, replicates=count), *impossible]
+    what: tuple[Metric, ...] = ("latency", "memory") if memory else ("latency",)
+    results = [*_measure_all(points, options, what=what, replicates=count), *impossible]
     rows = [row_of(result, latency=True) for result in results]
     words = f"{settings[0].mode} call" + (", compiled" if settings[0].compile else "")
     view = latency_view(rows, title=f"Time of one {words}", compare=compare)
@@ -153,15 +161,25 @@ def _peak_notes(rows: Sequence[Row]) -> list[str]:
 
 
 def _measure_all(
-    points: Sequence[Point], options: MeasureOptions, *, replicates: int
+    points: Sequence[Point],
+    options: MeasureOptions,
+    *,
+    what: tuple[Metric, ...],
+    replicates: int,
 ) -> list[Result]:
     """Measure point after point; Ctrl-C ends it and keeps what was measured."""
     results: list[Result] = []
+    turns = Turns.from_environment()
     with Bar(total=len(points)) as bar:
         for point in points:
             bar.start(f"{point.name}, {point.implementation}")
             try:
-                results.append(_measure(point, options, replicates=replicates, bar=bar))
+                between = _between(point, bar, turns)
+                results.append(
+                    measure_point(point, what=what, options=options, progress=between)
+                    if replicates == 1
+                    else _replicated(point, options, what=what, replicates=replicates, bar=bar)
+                )
             except KeyboardInterrupt:
                 break
             if was_interrupted(results[-1:]):
@@ -171,17 +189,37 @@ def _measure_all(
     return results + [Result(point=point, outcome=rest) for point in points[len(results) :]]
 
 
-def _measure(point: Point, options: MeasureOptions, *, replicates: int, bar: Bar) -> Result:
-    """Measure one point here, or in fresh processes."""
-    if replicates == 1:
-        return measure_point(point, what=METRICS, options=options, progress=bar.update)
+def _between(point: Point, bar: Bar, turns: Turns | None) -> ProgressCallback:
+    """Begin a point; return what is done between its batches: show progress, take turns.
+
+    Turns are taken on a CPU.  An accelerator would hold the memory of both sides, and its
+    noise is not the host's: there one side waits for the end of the other.
+    """
+    on_cpu = point.settings.device == "cpu"
+    if turns is not None and (on_cpu or not turns.begun):
+        turns.point()
+
+    def between(progress: Progress) -> float | None:
+        bar.update(progress)
+        return turns.batch() if turns is not None and on_cpu else None
+
+    return between
+
+
+def _replicated(
+    point: Point,
+    options: MeasureOptions,
+    *,
+    what: tuple[Metric, ...],
+    replicates: int,
+    bar: Bar,
+) -> Result:
+    """Measure one point in fresh processes."""
 
     def done(number: int) -> None:
         bar.note(f"process {number} of {replicates} done")
 
-    return measure_replicated(
-        point, what=METRICS, options=options, replicates=replicates, done=done
-    )
+    return measure_replicated(point, what=what, options=options, replicates=replicates, done=done)
 
 
 def _with_samples(rows: Sequence[Row], results: Sequence[Result]) -> list[Row]:

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from mhaprof import stats
 from mhaprof.compare.times import Evidence, TimePair
@@ -29,17 +31,18 @@ SPREAD_FLOOR = 0.005
 
 def evidence(pairs: Sequence[TimePair], *, alpha: float) -> list[Evidence]:
     """Return the evidence of each replicated pair, adjusted for their number."""
+    design = PAIRED if pairs and all(pair.paired for pair in pairs) else UNPAIRED
     base = [pair.base.processes for pair in pairs]
     new = [pair.new.processes for pair in pairs]
-    slower = [stats.rank_test(*sides) for sides in zip(base, new, strict=True)]
-    faster = [stats.rank_test(*sides) for sides in zip(new, base, strict=True)]
+    slower = [design.test(*sides) for sides in zip(base, new, strict=True)]
+    faster = [design.test(*sides) for sides in zip(new, base, strict=True)]
     return [
         Evidence(slower_rank=a, slower_family=b, faster_rank=c, faster_family=d)
         for a, b, c, d in zip(
             slower,
-            adjusted(slower, base, new, alpha=alpha),
+            adjusted(slower, base, new, alpha=alpha, design=design),
             faster,
-            adjusted(faster, new, base, alpha=alpha),
+            adjusted(faster, new, base, alpha=alpha, design=design),
             strict=True,
         )
     ]
@@ -51,6 +54,7 @@ def adjusted(
     new: Sequence[Sequence[float]],
     *,
     alpha: float,
+    design: Design | None = None,
 ) -> list[float]:
     """Adjust one-sided p-values for their number.
 
@@ -58,16 +62,17 @@ def adjusted(
     where it can reject all points, else by relabeling.  Points with equal numbers of
     rounds are relabeled together; several such groups share ``alpha`` (Bonferroni).
     """
+    design = design or UNPAIRED
     groups: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
     for place, (before, after) in enumerate(zip(base, new, strict=True)):
         groups[len(before), len(after)].append(place)
-    smallest = max((1 / math.comb(sum(sizes), sizes[1]) for sizes in groups), default=0.0)
+    smallest = max((1 / design.relabelings(*sizes) for sizes in groups), default=0.0)
     if len(p_values) * smallest < alpha:
         return stats.holm(p_values)
     found = [1.0] * len(p_values)
     for places in groups.values():
-        stepped = step_down([base[place] for place in places], [new[place] for place in places])
-        for place, p_value in zip(places, stepped, strict=True):
+        sides = ([base[place] for place in places], [new[place] for place in places])
+        for place, p_value in zip(places, design.step_down(*sides), strict=True):
             found[place] = min(1.0, len(groups) * p_value)
     return found
 
@@ -80,14 +85,40 @@ def step_down(base: Sequence[Sequence[float]], new: Sequence[Sequence[float]]) -
     """
     points = [_Centred.of((*before, *after)) for before, after in zip(base, new, strict=True)]
     size, total = len(new[0]), len(new[0]) + len(base[0])
-    observed = [point.shift(range(total - size, total)) for point in points]
+    return _stepped(points, _choices(total, size), true=range(total - size, total))
+
+
+def paired_step_down(
+    base: Sequence[Sequence[float]], new: Sequence[Sequence[float]]
+) -> list[float]:
+    """Return family-wise p-values that ``new`` is no larger, by swapping sides of rounds.
+
+    Round i of every point counts as one.
+    """
+    points = [_Paired.of(before, after) for before, after in zip(base, new, strict=True)]
+    rounds = len(new[0])
+    return _stepped(points, _signs(rounds), true=(1,) * rounds)
+
+
+class _Point(Protocol):
+    """One point, whose sides can be relabeled."""
+
+    def shift(self, relabeling: Sequence[int], /) -> float:
+        """Return by how much the new side is slower, standardized, under a relabeling."""
+        ...
+
+
+def _stepped(
+    points: Sequence[_Point], relabelings: Iterable[Sequence[int]], *, true: Sequence[int]
+) -> list[float]:
+    observed = [point.shift(true) for point in points]
     order = sorted(range(len(points)), key=observed.__getitem__)
     exceeded, tried = [0] * len(points), 0
-    for chosen in _relabelings(total, size):
+    for relabeling in relabelings:
         tried += 1
         largest = -math.inf
         for place in order:
-            largest = max(largest, points[place].shift(chosen))
+            largest = max(largest, points[place].shift(relabeling))
             exceeded[place] += largest >= observed[place] - 1e-9
     adjusted_p, highest = [1.0] * len(points), 0.0
     for place in reversed(order):
@@ -96,8 +127,8 @@ def step_down(base: Sequence[Sequence[float]], new: Sequence[Sequence[float]]) -
     return adjusted_p
 
 
-def _relabelings(total: int, size: int) -> Iterable[Sequence[int]]:
-    """Yield the choices of the processes called new; the true one is the first."""
+def _choices(total: int, size: int) -> Iterable[Sequence[int]]:
+    """Yield the choices of the processes called new; the true one is the first of a draw."""
     if math.comb(total, size) <= MAX_RELABELINGS:
         yield from itertools.combinations(range(total), size)
         return
@@ -105,6 +136,17 @@ def _relabelings(total: int, size: int) -> Iterable[Sequence[int]]:
     draw = random.Random(0)
     for _ in range(MAX_RELABELINGS - 1):
         yield draw.sample(range(total), size)
+
+
+def _signs(rounds: int) -> Iterable[Sequence[int]]:
+    """Yield, for each round, 1 or (its sides swapped) -1; the true ones are the first."""
+    if 2**rounds <= MAX_RELABELINGS:
+        yield from itertools.product((1, -1), repeat=rounds)
+        return
+    yield (1,) * rounds
+    draw = random.Random(0)
+    for _ in range(MAX_RELABELINGS - 1):
+        yield draw.choices((1, -1), k=rounds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,3 +174,57 @@ class _Centred:
         variance = max(0.0, self.square - between) / max(1, total - 2)
         error = math.sqrt(variance * (1 / size + 1 / rest))
         return picked * (1 / size + 1 / rest) / (error + SPREAD_FLOOR)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Paired:
+    """The log ratios new / base of one point, one per round, and their sum of squares."""
+
+    values: Sequence[float]
+    square: float
+
+    @classmethod
+    def of(cls, base: Sequence[float], new: Sequence[float]) -> _Paired:
+        """Take the log ratio of each round."""
+        values = [math.log(after / before) for before, after in zip(base, new, strict=True)]
+        return cls(values=values, square=math.fsum(value * value for value in values))
+
+    def shift(self, signs: Sequence[int]) -> float:
+        """Return the standardized mean of the log ratios, some of them turned around."""
+        rounds = len(self.values)
+        mean = sum(map(operator.mul, signs, self.values)) / rounds
+        variance = max(0.0, self.square - rounds * mean * mean) / max(1, rounds - 1)
+        return float(mean / (math.sqrt(variance / rounds) + SPREAD_FLOOR))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Design:
+    """How processes were run: what tests one point, and what adjusts for many.
+
+    ``test(base, new)`` is the one-sided p-value that new is no larger; ``relabelings``
+    counts the equally likely outcomes of so many processes a side.
+    """
+
+    test: Callable[[Sequence[float], Sequence[float]], float]
+    relabelings: Callable[[int, int], int]
+    step_down: Callable[[Sequence[Sequence[float]], Sequence[Sequence[float]]], list[float]]
+
+
+def _signed_rank_test(base: Sequence[float], new: Sequence[float]) -> float:
+    logs = [math.log(after / before) for before, after in zip(base, new, strict=True)]
+    return stats.signed_rank_test(logs)
+
+
+UNPAIRED = Design(
+    test=stats.rank_test,
+    relabelings=lambda base, new: math.comb(base + new, new),
+    step_down=step_down,
+)
+"""Processes that ran whenever they did: any could have been any other."""
+
+PAIRED = Design(
+    test=_signed_rank_test,
+    relabelings=lambda base, new: 2 ** min(base, new),
+    step_down=paired_step_down,
+)
+"""Rounds whose two processes ran at the same time: within a round the sides could swap."""

@@ -58,7 +58,7 @@ def compare(
         new,
         allowed=allow_env_mismatch,
     )
-    times = _judge_all_times(plans, alpha=policy.alpha)
+    times = _judge_all_times(plans, alpha=policy.alpha, paired=base.paired and new.paired)
     points = [_point(plan, policy, latency) for plan, latency in zip(plans, times, strict=True)]
     points.sort(key=lambda point: point.worst.weight())
     return Comparison(points=points, allowed=allowed, strict=policy.strict)
@@ -81,12 +81,14 @@ class _Plan:
         peaks = (base.get("peak_bytes"), new.get("peak_bytes"))
         return timed or (self.rules.peak_bytes.gate != "ignore" and None not in peaks)
 
-    def time_pair(self) -> TimePair | None:
+    def time_pair(self, *, paired: bool) -> TimePair | None:
         """Return the times to judge, if both sides have them and the policy cares."""
         pair, rule = self.pair, self.rules.latency
         if pair.base is None or pair.new is None or pair.redefined or rule.gate == "ignore":
             return None
-        return time_pair(pair.base, pair.new, rule) if _both_ok(pair.base, pair.new) else None
+        if not _both_ok(pair.base, pair.new):
+            return None
+        return time_pair(pair.base, pair.new, rule, paired=paired)
 
 
 def _both_ok(base: Row, new: Row) -> bool:
@@ -119,9 +121,11 @@ def _check_conditions(
     return found
 
 
-def _judge_all_times(plans: Sequence[_Plan], *, alpha: float) -> list[Judgement | None]:
+def _judge_all_times(
+    plans: Sequence[_Plan], *, alpha: float, paired: bool
+) -> list[Judgement | None]:
     """Judge the times of all points together: p-values are adjusted for their number."""
-    pairs = [plan.time_pair() for plan in plans]
+    pairs = [plan.time_pair(paired=paired) for plan in plans]
     tested = [pair for pair in pairs if pair is not None and pair.can_prove(alpha)]
     found = iter(family.evidence(tested, alpha=alpha))
     judged: list[Judgement | None] = []

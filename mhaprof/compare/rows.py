@@ -31,11 +31,15 @@ NOT_RECORDED = "not recorded"
 
 @dataclass(frozen=True, kw_only=True)
 class RunRows:
-    """The rows of one run, its environment if the file has one, and the file's name."""
+    """The rows of one run, its environment if the file has one, and the file's name.
+
+    ``paired``: its processes ran in rounds, each at the same time as one of another run.
+    """
 
     source: str
     rows: Sequence[Row]
     environment: Environment | None = None
+    paired: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

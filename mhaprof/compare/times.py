@@ -47,6 +47,7 @@ class TimePair:
     """The times of one point on both sides, with the rule and what its clock is worth.
 
     ``disturbed``: one of the rows says that it shared its device, or was throttled.
+    ``paired``: process i of one side ran at the same time as process i of the other.
     """
 
     base: Times
@@ -55,6 +56,7 @@ class TimePair:
     clock: Clock
     floor: Floor
     disturbed: bool = False
+    paired: bool = False
 
     @property
     def threshold(self) -> float:
@@ -69,6 +71,8 @@ class TimePair:
     def can_prove(self, alpha: float) -> bool:
         """Say whether a rank test of these processes could get below ``alpha`` at all."""
         base, new = len(self.base.processes), len(self.new.processes)
+        if self.paired:
+            return 0.5 ** min(base, new) < alpha
         return base > 0 and new > 0 and 1 / math.comb(base + new, new) < alpha
 
     @property
@@ -97,7 +101,7 @@ def times_of(row: Row) -> Times | None:
     return Times(median=middle, low=low, high=high)
 
 
-def time_pair(base: Row, new: Row, rule: LatencyRule) -> TimePair | None:
+def time_pair(base: Row, new: Row, rule: LatencyRule, *, paired: bool = False) -> TimePair | None:
     """Read both sides of one point, or return None when one has no time above 0."""
     before, after = times_of(base), times_of(new)
     if before is None or after is None:
@@ -111,6 +115,7 @@ def time_pair(base: Row, new: Row, rule: LatencyRule) -> TimePair | None:
         rule=rule,
         clock=_clock(base, new, replicated=replicated),
         floor=_floor(new),
+        paired=paired and replicated and len(before.processes) == len(after.processes),
         disturbed=any(flag in _flags(row) for row in (base, new) for flag in _DISTURBED),
     )
 
@@ -188,7 +193,8 @@ def judge_times(pair: TimePair, evidence: Evidence | None, *, alpha: float) -> J
 def _ratio(pair: TimePair) -> stats.Ratio:
     """Return the ratio new / base with an interval, the widest one where none is exact."""
     if pair.is_replicated:
-        found = stats.ratio_interval(pair.base.processes, pair.new.processes)
+        interval = stats.paired_ratio if pair.paired else stats.ratio_interval
+        found = interval(pair.base.processes, pair.new.processes)
         if found.low is not None:
             return found
     base, new = pair.base, pair.new
@@ -209,7 +215,7 @@ def _decide(
         return "unchanged", "within_threshold"
     if base * (ratio.high - 1) < pair.floor_s and base * (1 - ratio.low) < pair.floor_s:
         return "unchanged", "below_floor"
-    difference = abs(pair.new.median - base)
+    difference = base * abs(ratio.ratio - 1)
     if max(ratio.ratio, 1 / ratio.ratio) < limit or difference < pair.floor_s:
         return "inconclusive", "too_noisy"
     direction: Verdict = "regressed" if ratio.ratio > 1 else "improved"

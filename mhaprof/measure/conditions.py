@@ -96,12 +96,14 @@ def contention(
     threads: int,
     samples_s: Sequence[float] = (),
     process_time_s: Sequence[float] | None = None,
+    paused_s: float = 0.0,
 ) -> str | None:
     """Return the sentence that says what competed with a CPU measurement, or None.
 
     At one thread CPU time must be 0.95 of wall time in the samples; more threads wait
     for one another by nature, so that other processes' CPU time, steal and involuntary
-    switches speak for them.
+    switches speak for them.  In ``paused_s`` seconds another measurement had its turn,
+    whose work is not held against this one.
     """
     if threads == 1 and process_time_s:
         share = sum(process_time_s) / sum(samples_s)
@@ -114,10 +116,10 @@ def contention(
         steal = (after.steal_s - before.steal_s) / (wall * after.cores)
         if steal > MOST_STEAL:
             return f"the hypervisor took {100 * steal:.1f} % of the machine away"
-    switches = (after.switches - before.switches) / wall
+    switches = (after.switches - before.switches) / max(wall - paused_s, SHORTEST_S)
     if switches > MOST_SWITCHES_PER_S * threads:
         return f"this process lost its core {switches:.0f} times a second"
-    if before.busy_s is not None and after.busy_s is not None:
+    if before.busy_s is not None and after.busy_s is not None and not paused_s:
         own = after.process_s - before.process_s
         others = max(0.0, (after.busy_s - before.busy_s - own) / wall)
         if others > MOST_FOREIGN_SHARE * max(1, after.cores - threads):

@@ -14,7 +14,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mhaprof import stats
-from mhaprof.measure import backend, calls, conditions, devices, numerics, nvidia, sampling
+from mhaprof.measure import (
+    allocator,
+    backend,
+    calls,
+    conditions,
+    devices,
+    numerics,
+    nvidia,
+    sampling,
+)
 from mhaprof.measure.sampling import ProgressCallback, Samples, StopRule, WarmUp, sample, warm_up
 from mhaprof.measure.timers import Call, EventTimer, GraphTimer, Timer, WallTimer, launch_bound
 from mhaprof.records import Failed, Finding, Latency, Settings, Skipped
@@ -144,6 +153,7 @@ def _environment(subject: Subject, settings: Settings, device: str) -> Iterator[
 
     with ExitStack() as stack:
         if device == "cpu":
+            stack.enter_context(allocator.freed_memory_kept())
             stack.enter_context(devices.threads(cpu_threads(settings)))
         elif device.startswith("cuda"):
             stack.enter_context(torch.cuda.device(torch.device(device)))
@@ -231,6 +241,7 @@ def _timed(
                 threads=cpu_threads(settings),
                 samples_s=taken.samples_s,
                 process_time_s=taken.process_time_s,
+                paused_s=taken.paused_s,
             ),
         )
     elif device.startswith("cuda"):

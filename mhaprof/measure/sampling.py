@@ -63,7 +63,8 @@ class Progress:
     elapsed_s: float
 
 
-ProgressCallback = Callable[[Progress], None]
+ProgressCallback = Callable[[Progress], float | None]
+"""Called between batches.  Seconds that it returns were waited, and count as no time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +72,7 @@ class Samples:
     """Everything that was sampled, and whether it is enough.
 
     ``interrupted`` says that the user stopped it: the samples are good, only fewer.
+    ``paused_s`` is time in which others had their turn, not part of ``elapsed_s``.
     """
 
     samples_s: list[float]
@@ -79,6 +81,7 @@ class Samples:
     converged: bool
     interrupted: bool
     elapsed_s: float
+    paused_s: float = 0.0
 
 
 def warm_up(
@@ -94,7 +97,7 @@ def warm_up(
     A window holds at least half of ``min_time_s`` and one call; windows agree when
     their medians differ by at most ``agreement`` of the smaller.
     """
-    calls, previous, started = 0, None, clock()
+    calls, previous, started, paused = 0, None, clock(), 0.0
     while True:
         window: list[float] = []
         window_start = clock()
@@ -103,9 +106,10 @@ def warm_up(
             count = _batch_size(timer, per_sample_s=_mean(window), budget_s=min(rest, BATCH_S))
             window += timer.batch(call, count).samples_s
         calls += len(window)
-        current, elapsed = stats.median(window), clock() - started
+        current, elapsed = stats.median(window), clock() - started - paused
         if progress is not None:
-            progress(Progress(stage="warm-up", samples=calls, precision=None, elapsed_s=elapsed))
+            known = Progress(stage="warm-up", samples=calls, precision=None, elapsed_s=elapsed)
+            paused += progress(known) or 0.0
         enough = elapsed >= rule.min_time_s and calls >= rule.min_calls
         if enough and previous is not None and _agree(previous, current, rule.agreement):
             return calls
@@ -129,7 +133,7 @@ def sample(
     """
     batches: list[Batch] = []
     times: list[float] = []
-    interrupted, elapsed = False, 0.0
+    interrupted, elapsed, paused = False, 0.0, 0.0
     with _collector_paused():
         started = clock()
         try:
@@ -141,17 +145,15 @@ def sample(
                     count = min(count, rule.samples - len(times))
                 batches.append(timer.batch(call, count))
                 times += batches[-1].samples_s
-                elapsed = clock() - started
+                elapsed = clock() - started - paused
                 if progress is not None:
-                    precision = stats.summarize(times).precision
-                    progress(
-                        Progress(
-                            stage="sampling",
-                            samples=len(times),
-                            precision=precision,
-                            elapsed_s=elapsed,
-                        )
+                    known = Progress(
+                        stage="sampling",
+                        samples=len(times),
+                        precision=stats.summarize(times).precision,
+                        elapsed_s=elapsed,
                     )
+                    paused += progress(known) or 0.0
         except KeyboardInterrupt:
             if not batches:
                 raise
@@ -163,6 +165,7 @@ def sample(
         converged=is_converged(times, rule),
         interrupted=interrupted,
         elapsed_s=elapsed,
+        paused_s=paused,
     )
 
 

@@ -106,7 +106,7 @@ def run_ab(mhaprof: Any, tmp_path: Path) -> Compare:
             *("--base-path", folders[0], "--new-path", folders[1]),
             *("--out", tmp_path / f"{name.replace('/', '')}.jsonl", "--format", "json"),
             *("--", "--device", "cpu", "--threads", 1, "--impl", "slowed:slowed"),
-            *("--allow-import", "--min-time", 0.3, "--max-time", 1.0 if IS_FULL else 0.7),
+            *("--allow-import", "--min-time", 0.3, "--max-time", 0.6),
         )
 
     return run
