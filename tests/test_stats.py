@@ -153,6 +153,67 @@ def test_a_ratio_of_nothing_or_zero_is_refused(samples: tuple[list[float], list[
         stats.ratio_interval(*samples)
 
 
+@pytest.mark.parametrize("size", [1, 5, 10, 40])
+def test_signed_rank_test_equals_scipys_exact_one(size: int) -> None:
+    draw = random.Random(size)
+    differences = [draw.gauss(0.3, 1) for _ in range(size)]
+    expected = oracle.wilcoxon(differences, alternative="greater", method="exact").pvalue
+    assert stats.signed_rank_test(differences) == pytest.approx(expected)
+
+
+@given(st.lists(st.integers(-3, 3), min_size=1, max_size=8))
+def test_signed_rank_test_with_ties_equals_all_changes_of_sign(values: list[int]) -> None:
+    kept = [value for value in values if value]
+    ranks = oracle.rankdata([abs(value) for value in kept]) if kept else []
+    observed = sum(rank for rank, value in zip(ranks, kept, strict=True) if value > 0)
+    sums = [
+        sum(rank for rank, sign in zip(ranks, signs, strict=True) if sign)
+        for signs in itertools.product((0, 1), repeat=len(kept))
+    ]
+    expected = sum(total >= observed - 1e-9 for total in sums) / len(sums)
+    assert stats.signed_rank_test(values) == pytest.approx(expected)
+
+
+def test_a_paired_ratio_does_not_see_what_both_sides_share() -> None:
+    draw = random.Random(3)
+    shared = [math.exp(draw.gauss(0, 0.3)) for _ in range(10)]
+    base = [value * math.exp(draw.gauss(0, 0.005)) for value in shared]
+    new = [1.1 * value * math.exp(draw.gauss(0, 0.005)) for value in shared]
+    paired, unpaired = stats.paired_ratio(base, new), stats.ratio_interval(base, new)
+    assert 1.09 < (paired.low or 0) < 1.1 < (paired.high or 0) < 1.11
+    assert (unpaired.low or 9) < 0.95
+    assert (unpaired.high or 0) > 1.2
+
+
+def test_a_paired_ratio_of_five_has_all_five_for_an_interval_and_of_four_none() -> None:
+    five = stats.paired_ratio([1.0] * 5, [1.0, 1.1, 1.2, 1.3, 2.0])
+    assert (five.low, five.high) == pytest.approx((1.0, 2.0))
+    assert stats.paired_ratio([1.0] * 4, [1.0, 1.1, 1.2, 1.3]).low is None
+
+
+@pytest.mark.parametrize("size", [6, 10])
+def test_interval_of_a_paired_ratio_covers_it_as_often_as_it_says(size: int) -> None:
+    draw, hits = random.Random(size), 0
+    for _ in range(1500):
+        new = [1.2 * math.exp(draw.gauss(0, 0.1)) for _ in range(size)]
+        found = stats.paired_ratio([1.0] * size, new)
+        hits += (found.low or 9) <= 1.2 <= (found.high or 0)
+    assert 0.94 <= hits / 1500 <= 0.985
+
+
+@pytest.mark.parametrize("sides", [([], []), ([1.0], [0.0]), ([1.0, 2.0], [1.0])])
+def test_a_paired_ratio_of_nothing_zero_or_unequal_numbers_is_refused(
+    sides: tuple[list[float], list[float]],
+) -> None:
+    with pytest.raises(ValueError, match=r"above 0|shorter"):
+        stats.paired_ratio(*sides)
+
+
+def test_a_signed_rank_test_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="pairs"):
+        stats.signed_rank_test([])
+
+
 def test_holm_multiplies_by_what_is_left_and_never_decreases() -> None:
     assert stats.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert stats.holm([0.9, 0.8]) == [1.0, 1.0]

@@ -13,13 +13,14 @@ from typing import Protocol
 
 from mhaprof.ab.journal import Journal
 from mhaprof.ab.judging import TREATMENTS, fold, judge
-from mhaprof.ab.sides import Plan, Round, Side, SideName, launch
+from mhaprof.ab.sides import Pair, Plan, Round, Side, SideName, launch
 from mhaprof.compare import Comparison, Policy
 
 __all__ = [
     "DEFAULT_ROUNDS",
     "Journal",
     "Launch",
+    "Pair",
     "Plan",
     "Round",
     "Side",
@@ -39,10 +40,10 @@ DEFAULT_ROUNDS = 5
 
 
 class Launch(Protocol):
-    """Run one round and return what both sides measured, base first."""
+    """Run one round and return what both sides measured."""
 
-    def __call__(self, plan: Plan, number: int) -> tuple[Round, Round]:
-        """Return the rounds; raises MhaprofError when nothing was measured."""
+    def __call__(self, plan: Plan, number: int) -> Pair:
+        """Return both sides; raises MhaprofError when nothing was measured."""
         ...
 
 
@@ -80,7 +81,7 @@ def _measure(
     for number in numbers:
         if not journal.has(number):
             progress(f"round {number} of {numbers[-1]}")
-            journal.add(*launch(plan, number))
+            journal.add(launch(plan, number))
 
 
 def remeasured(comparison: Comparison) -> list[str]:

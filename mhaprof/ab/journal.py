@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from mhaprof.ab.sides import Plan, Round, SideName
+from mhaprof.ab.sides import Pair, Plan, Round, SideName
 from mhaprof.errors import UsageError
 from mhaprof.records import SCHEMA_VERSION
 
@@ -21,7 +20,7 @@ class Journal:
 
     def __init__(self, path: Path, plan: Plan) -> None:
         self.path = path
-        self.rounds: list[Round] = []
+        self.pairs: list[Pair] = []
         header = {"schema_version": SCHEMA_VERSION, "kind": "ab", "key": plan.key()}
         try:
             text = path.read_text(encoding="utf-8") if path.exists() else ""
@@ -40,7 +39,7 @@ class Journal:
         try:
             first, *lines = whole.removesuffix("\n").split("\n")
             found = json.loads(first)
-            rounds = [Round.model_validate_json(line) for line in lines]
+            pairs = [Pair.model_validate_json(line) for line in lines]
         except (ValueError, ValidationError) as error:
             raise UsageError(f"{self.path} is not a file of mhaprof ab; give another --out") from (
                 error
@@ -53,9 +52,7 @@ class Journal:
         if whole != text:
             with self.path.open("r+", encoding="utf-8") as file:
                 file.truncate(len(whole.encode()))
-        numbers = Counter(found.number for found in rounds)
-        # Half a round is none: its other side ran at the same time, and is lost.
-        self.rounds = [found for found in rounds if numbers[found.number] == 2]
+        self.pairs = pairs
 
     def _append(self, line: str) -> None:
         with self.path.open("a", encoding="utf-8") as file:
@@ -63,18 +60,16 @@ class Journal:
             file.flush()
             os.fsync(file.fileno())
 
-    def add(self, *pair: Round) -> None:
-        """Store the two sides of a round: on disk when this returns."""
-        self._append("\n".join(found.model_dump_json() for found in pair))
-        self.rounds += pair
+    def add(self, pair: Pair) -> None:
+        """Store a round: on disk when this returns."""
+        self._append(pair.model_dump_json())
+        self.pairs.append(pair)
 
     def has(self, number: int) -> bool:
         """Say whether a round is stored."""
-        return any(found.number == number for found in self.rounds)
+        return any(pair.base.number == number for pair in self.pairs)
 
     def of(self, side: SideName) -> list[Round]:
         """Return the rounds of one side in the order in which they were planned."""
-        return sorted(
-            (found for found in self.rounds if found.side == side),
-            key=lambda found: found.number,
-        )
+        found: list[Round] = [getattr(pair, side) for pair in self.pairs]
+        return sorted(found, key=lambda found: found.number)

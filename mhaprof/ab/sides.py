@@ -137,11 +137,18 @@ class Round(Record):
     environment: Environment | None = None
 
 
-def launch(plan: Plan, number: int) -> tuple[Round, Round]:
+class Pair(Record):
+    """Both sides of one round, which ran at the same time."""
+
+    base: Round
+    new: Round
+
+
+def launch(plan: Plan, number: int) -> Pair:
     """Measure all points once on both sides, each in a fresh process, in turns.
 
-    The base begins in odd rounds.  Returns the rounds of base and new; a candidate that a
-    signal ended fails at every point of the base.  Raises UsageError when a process
+    The base begins in odd rounds.  A candidate that a signal ended fails at every point of
+    the base.  Raises UsageError when a process
     refuses its configuration or an interpreter cannot run, Unavailable when one ends
     without rows (code ``killed`` if by a signal, else ``round_failed``), and
     KeyboardInterrupt when it was interrupted.
@@ -156,14 +163,14 @@ def launch(plan: Plan, number: int) -> tuple[Round, Round]:
         codes = dict(zip(order, alternate(*(run.start for run in order)), strict=True))
         base = runs[0].round(number, code=codes[runs[0]])
         try:
-            return base, runs[1].round(number, code=codes[runs[1]])
+            return Pair(base=base, new=runs[1].round(number, code=codes[runs[1]]))
         except Unavailable as error:
             if error.code != KILLED:
                 raise
             ended = {"status": "failed", "reason": KILLED, "message": str(error)}
             known = (*KEY, *AttentionSpec.model_fields)
             rows = [{name: row.get(name) for name in known} | ended for row in base.rows]
-            return base, Round(side="new", number=number, rows=rows)
+            return Pair(base=base, new=Round(side="new", number=number, rows=rows))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -99,8 +99,8 @@ def ab(
     )
     path = out or FOLDER / f"{config.stem}-{plan.key()}.jsonl"
     journal = Journal(path, plan)
-    if journal.rounds:
-        say(f"resuming {path}: {len(journal.rounds)} rounds are stored; delete it to begin anew")
+    if journal.pairs:
+        say(f"resuming {path}: {len(journal.pairs)} rounds are stored; delete it to begin anew")
     comparison = run_ab(
         plan,
         journal,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mhaprof.ab import Journal, Plan, Round, Side, fold, judge, run_ab
+from mhaprof.ab import Journal, Pair, Plan, Round, Side, fold, judge, run_ab
 from mhaprof.compare import preset
 from mhaprof.errors import NotComparable, Unavailable, UsageError
 
@@ -24,7 +24,7 @@ class FakeMachine:
     def __init__(self, *, slower: float = 1.0, noise: float = 0.01, seed: int = 0) -> None:
         self.chance = random.Random(seed)
         self.slower, self.noise = slower, noise
-        self.asked: list[tuple[str, int]] = []
+        self.asked: list[int] = []
         self.settings: dict[str, Any] = {}
         self.break_at: int | None = None
 
@@ -33,10 +33,13 @@ class FakeMachine:
             1e-3, self.noise * 1e-3
         )
 
-    def __call__(self, plan: Plan, side: Side, number: int) -> Round:
+    def __call__(self, plan: Plan, number: int) -> Pair:
         if self.break_at == len(self.asked):
             raise KeyboardInterrupt
-        self.asked.append((side.name, number))
+        self.asked.append(number)
+        return Pair(base=self.round(plan.base, number), new=self.round(plan.new, number))
+
+    def round(self, side: Side, number: int) -> Round:
         rows = []
         for place in range(POINTS):
             seconds = self.time(side)
@@ -85,23 +88,6 @@ def compare_on(machine: FakeMachine, plan: Plan, path: Path) -> Any:
     return run_ab(plan, Journal(path, plan), preset("default"), launch=machine)
 
 
-def test_rounds_interleave_and_the_sides_take_turns_in_going_first(
-    make_plan: Any, tmp_path: Path
-) -> None:
-    machine = FakeMachine()
-    compare_on(machine, make_plan(rounds=4), tmp_path / "ab.jsonl")
-    assert machine.asked == [
-        ("base", 1),
-        ("new", 1),
-        ("new", 2),
-        ("base", 2),
-        ("base", 3),
-        ("new", 3),
-        ("new", 4),
-        ("base", 4),
-    ]
-
-
 def test_identical_sides_rarely_regress_and_a_tenth_slower_is_nearly_always_caught(
     make_plan: Any, tmp_path: Path
 ) -> None:
@@ -121,17 +107,16 @@ def test_what_regresses_is_measured_once_more_and_judged_on_all_rounds(
 ) -> None:
     machine = FakeMachine(slower=1.2)
     comparison = compare_on(machine, make_plan(), tmp_path / "ab.jsonl")
-    assert len(machine.asked) == 20
+    assert machine.asked == list(range(1, 11))
     assert comparison.exit_code == 1
     (latency,) = [j for j in comparison.points[0].judgements if j.metric == "latency"]
-    assert latency.p is not None
-    assert latency.p < 1e-4
+    assert latency.p == pytest.approx(POINTS / 2**10)
 
 
 def test_a_stable_result_is_not_measured_again(make_plan: Any, tmp_path: Path) -> None:
     machine = FakeMachine(noise=0.001)
     assert compare_on(machine, make_plan(), tmp_path / "ab.jsonl").exit_code == 0
-    assert len(machine.asked) == 10
+    assert machine.asked == list(range(1, 6))
 
 
 def test_a_killed_run_resumes_where_it_was(make_plan: Any, tmp_path: Path) -> None:
@@ -141,12 +126,10 @@ def test_a_killed_run_resumes_where_it_was(make_plan: Any, tmp_path: Path) -> No
     with pytest.raises(KeyboardInterrupt):
         compare_on(machine, plan, path)
     with path.open("a") as file:
-        file.write('{"side": "new", "num')
+        file.write('{"base": {"side": "base", "num')
     rest = FakeMachine(noise=0.001, seed=1)
     assert compare_on(rest, plan, path).exit_code == 0
-    assert sorted(machine.asked + rest.asked) == sorted(
-        (side, number) for number in range(1, 6) for side in ("base", "new")
-    )
+    assert machine.asked + rest.asked == [1, 2, 3, 4, 5]
     finished, said = FakeMachine(), []
     run_ab(plan, Journal(path, plan), preset("default"), launch=finished, progress=said.append)
     assert (finished.asked, said) == ([], [])
@@ -188,8 +171,7 @@ def test_a_file_of_something_else_is_not_overwritten(make_plan: Any, tmp_path: P
 def rounds_of(machine: FakeMachine, plan: Plan, path: Path, numbers: range) -> Journal:
     journal = Journal(path, plan)
     for number in numbers:
-        for side in (plan.base, plan.new):
-            journal.add(machine(plan, side, number))
+        journal.add(machine(plan, number))
     return journal
 
 
@@ -217,13 +199,15 @@ def test_one_contended_round_decides_the_statistic_of_all_rounds_of_both_sides(
     plan, machine = make_plan(), FakeMachine()
     journal = Journal(tmp_path / "ab.jsonl", plan)
     for number in (1, 2):
-        for side in (plan.base, plan.new):
+        pair = []
+        for side in plan.sides:
             contended = (side.name, number) == ("new", 2)
             machine.settings = {
                 "flags": "contended" if contended else None,
-                "latency_median_s": 7.0,
+                "samples_s": [7.0],
             }
-            journal.add(machine(plan, side, number))
+            pair.append(machine.round(side, number))
+        journal.add(Pair(base=pair[0], new=pair[1]))
     (point, *_) = judge(journal, preset("default")).points
     (latency,) = [j for j in point.judgements if j.metric == "latency"]
     assert latency.base == pytest.approx(1e-3, rel=0.1)
@@ -232,7 +216,7 @@ def test_one_contended_round_decides_the_statistic_of_all_rounds_of_both_sides(
 
 def test_cpu_time_of_several_threads_is_not_used(make_plan: Any, tmp_path: Path) -> None:
     plan, machine = make_plan(), FakeMachine()
-    machine.settings = {"flags": "contended", "threads": 2, "latency_median_s": 5.0}
+    machine.settings = {"flags": "contended", "threads": 2, "samples_s": [5.0]}
     journal = rounds_of(machine, plan, tmp_path / "ab.jsonl", range(1, 3))
     (point, *_) = judge(journal, preset("default")).points
     (latency,) = [j for j in point.judgements if j.metric == "latency"]
@@ -257,10 +241,12 @@ def test_another_torch_is_the_treatment_and_another_device_is_refused(
     def on(name: str, settings: dict[str, Any]) -> Any:
         plan, machine = make_plan(rounds=2), FakeMachine(noise=0.001)
         journal = Journal(tmp_path / name, plan)
-        for side in (plan.base, plan.new):
-            machine.settings = settings if side.name == "new" else {"torch": "2.12"}
-            for number in (1, 2):
-                journal.add(machine(plan, side, number))
+        for number in (1, 2):
+            pair = []
+            for side in plan.sides:
+                machine.settings = settings if side.name == "new" else {"torch": "2.12"}
+                pair.append(machine.round(side, number))
+            journal.add(Pair(base=pair[0], new=pair[1]))
         return judge(journal, preset("default"))
 
     assert on("torch", {"torch": "2.13"}).allowed[0].key == "torch"
@@ -283,10 +269,12 @@ def test_each_side_imports_its_own_checkout_though_the_working_directory_has_one
         "print(json.dumps(dict(rows=[row])))"
     )
     python = fake_python(tmp_path / "py", f'exec {sys.executable} -c "{script}"')
-    for name in ("old", "new"):
-        side = Side(name="new", python=python, path=str(tmp_path / name))
-        assert launch(make_plan(), side, 1).rows[0]["name"] == name
-    assert launch(make_plan(), Side(name="base", python=python), 1).rows[0]["name"] == "here"
+    sides = [Side(name="base", python=python, path=str(tmp_path / "old"))]
+    sides.append(Side(name="new", python=python, path=str(tmp_path / "new")))
+    pair = launch(make_plan(base=sides[0], new=sides[1]), 1)
+    assert [found.rows[0]["name"] for found in (pair.base, pair.new)] == ["old", "new"]
+    pair = launch(make_plan(base=Side(name="base", python=python), new=sides[1]), 2)
+    assert pair.base.rows[0]["name"] == "here"
 
 
 def test_the_folder_of_a_side_comes_first_on_the_python_path() -> None:
@@ -302,6 +290,8 @@ def test_flags_go_to_every_round_as_they_were_given(tmp_path: Path) -> None:
     assert command[4] == str(tmp_path / "c.yaml")
     assert command[-2:] == ["--threads", "1"]
 
+
+MEASURED = """echo '{"rows": [{"name": "a", "implementation": "e", "status": "ok"}]}'"""
 
 FAKE_PYTHON = """#!/bin/sh
 {body}
@@ -332,17 +322,26 @@ def test_an_interpreter_that_measures_nothing_is_reported_in_its_own_words(
 ) -> None:
     from mhaprof.ab import launch
 
-    side = Side(name="new", python=fake_python(tmp_path / "py", body))
+    plan = make_plan(
+        base=Side(name="base", python=fake_python(tmp_path / "base", MEASURED)),
+        new=Side(name="new", python=fake_python(tmp_path / "py", body)),
+    )
     with pytest.raises(kind, match="--new") as caught:
-        launch(make_plan(), side, 1)
+        launch(plan, 1)
     assert said in str(caught.value)
 
 
-def test_an_interpreter_that_is_not_there_is_a_usage_error(make_plan: Any) -> None:
+def test_an_interpreter_that_is_not_there_is_a_usage_error(make_plan: Any, tmp_path: Path) -> None:
     from mhaprof.ab import launch
 
-    with pytest.raises(UsageError, match="cannot be run"):
-        launch(make_plan(), Side(name="base", python="/no/such/python"), 1)
+    for place in ("base", "new"):
+        sides = {
+            name: Side(name=name, python=fake_python(tmp_path / name, MEASURED))
+            for name in ("base", "new")
+        }
+        sides[place] = Side(name=place, python="/no/such/python")
+        with pytest.raises(UsageError, match=f"--{place} /no/such/python: cannot be run"):
+            launch(make_plan(**sides), 1)
 
 
 def test_the_command_measures_both_sides_and_ends_like_a_gate(mhaprof: Any, tmp_path: Path) -> None:
@@ -358,9 +357,9 @@ def test_the_command_measures_both_sides_and_ends_like_a_gate(mhaprof: Any, tmp_
     ran = mhaprof("ab", config, *flags, "--format", "json")
     assert ran.code == 1
     assert ran.rows[0]["message"] == "macs 5 -> 6 (+1)"
-    assert len(out.read_text().splitlines()) == 5
+    assert len(out.read_text().splitlines()) == 3
     again = mhaprof("ab", config, *flags, "--format", "json")
-    assert "4 rounds are stored" in again.err
+    assert "2 rounds are stored" in again.err
 
 
 @pytest.mark.slow
@@ -418,44 +417,44 @@ def test_a_header_cut_short_by_a_kill_is_written_anew(make_plan: Any, tmp_path: 
     header = path.read_text()
     for kept in (0, 10, len(header) - 1):
         path.write_text(header[:kept])
-        assert Journal(path, plan).rounds == []
+        assert Journal(path, plan).pairs == []
         assert path.read_text() == header
 
 
 def test_a_message_with_any_line_separator_is_read_back(make_plan: Any, tmp_path: Path) -> None:
     path, plan = tmp_path / "ab.jsonl", make_plan()
     rows = [{"name": "a", "implementation": "e", "status": "failed", "message": "x\u2028y\x85z"}]
-    Journal(path, plan).add(Round(side="base", number=1, rows=rows))
-    assert Journal(path, plan).rounds[0].rows == rows
+    base, new = (Round(side=side.name, number=1, rows=rows) for side in plan.sides)
+    Journal(path, plan).add(Pair(base=base, new=new))
+    assert Journal(path, plan).of("new")[0].rows == rows
 
 
 def test_a_candidate_that_a_signal_kills_regresses_at_every_point(
-    make_plan: Any, tmp_path: Path
+    mhaprof: Any, tmp_path: Path
 ) -> None:
-    machine = FakeMachine(noise=0.001)
+    config = tmp_path / "points.yaml"
+    config.write_text("version: 1\n")
+    row = {"implementation": "e", "status": "ok", "macs": 5, "tokens": 8, "latency_median_s": 1e-3}
+    document = json.dumps({"rows": [row | {"name": name} for name in "ab"]})
+    base = fake_python(tmp_path / "base", f"echo '{document}'")
+    new = fake_python(tmp_path / "new", "kill -SEGV $$")
+    flags = ("--base", base, "--new", new, "--rounds", 2, "--out", tmp_path / "ab.jsonl")
+    ran = mhaprof("ab", config, *flags, "--format", "json")
+    assert ran.code == 1
+    failing = [(found["name"], found["reason"]) for found in ran.rows if found["blocks"]]
+    assert failing == [("a", "newly_failing"), ("b", "newly_failing")]
+    assert "killed by SIGSEGV" in ran.rows[0]["message"]
 
-    def launch(plan: Plan, side: Side, number: int) -> Round:
-        if side.name == "new":
-            raise Unavailable("--new b: killed by SIGSEGV", code="killed")
-        return machine(plan, side, number)
 
-    plan = make_plan(rounds=2)
-    journal = Journal(tmp_path / "ab.jsonl", plan)
-    comparison = run_ab(plan, journal, preset("default"), launch=launch)
-    assert comparison.exit_code == 1
-    assert [found.reason for _, found in comparison.blocking()] == ["newly_failing"] * POINTS
-    assert "killed by SIGSEGV" in comparison.blocking()[0][1].message
-
-
-def test_a_process_that_a_signal_ended_is_told_from_one_that_gave_up(
-    make_plan: Any, tmp_path: Path
-) -> None:
+def test_a_base_that_a_signal_kills_is_no_verdict(make_plan: Any, tmp_path: Path) -> None:
     from mhaprof.ab import launch
 
-    side = Side(name="new", python=fake_python(tmp_path / "py", "kill -SEGV $$"))
-    with pytest.raises(Unavailable, match="killed by SIGSEGV") as caught:
-        launch(make_plan(), side, 1)
-    assert caught.value.code == "killed"
+    plan = make_plan(
+        base=Side(name="base", python=fake_python(tmp_path / "py", "kill -SEGV $$")),
+        new=Side(name="new", python=fake_python(tmp_path / "new", MEASURED)),
+    )
+    with pytest.raises(Unavailable, match=r"--base .*: killed by SIGSEGV"):
+        launch(plan, 1)
 
 
 def test_a_side_without_a_folder_imports_what_its_interpreter_has_installed() -> None:
@@ -482,11 +481,44 @@ def test_an_interpreter_given_by_a_relative_path_is_the_callers(
 
 def test_a_peak_that_regressed_is_measured_once_more(make_plan: Any, tmp_path: Path) -> None:
     class Hungry(FakeMachine):
-        def __call__(self, plan: Plan, side: Side, number: int) -> Round:
-            found = super().__call__(plan, side, number)
+        def round(self, side: Side, number: int) -> Round:
+            found = super().round(side, number)
             peak = 2**30 if side.name == "base" else 2**31
             return found.model_copy(update={"rows": [r | {"peak_bytes": peak} for r in found.rows]})
 
     machine = Hungry(noise=0.001)
     assert compare_on(machine, make_plan(), tmp_path / "ab.jsonl").exit_code == 1
-    assert len(machine.asked) == 20
+    assert len(machine.asked) == 10
+
+
+def test_what_one_side_took_alone_after_the_other_had_enough_is_not_in_its_statistic(
+    make_plan: Any, tmp_path: Path
+) -> None:
+    plan, machine = make_plan(), FakeMachine()
+    journal = Journal(tmp_path / "ab.jsonl", plan)
+    for number in range(1, 6):
+        machine.settings = {"samples_s": [1e-3] * 20, "latency_median_s": 1e-3}
+        base = machine.round(plan.base, number)
+        machine.settings = {"samples_s": [1e-3] * 20 + [2e-3] * 30, "latency_median_s": 2e-3}
+        journal.add(Pair(base=base, new=machine.round(plan.new, number)))
+    comparison = judge(journal, preset("default"))
+    assert comparison.exit_code == 0
+    ratios = [found.ratio for _, found in comparison.judgements() if found.metric == "latency"]
+    assert ratios == [1.0] * POINTS
+
+
+def test_peaks_are_measured_once_in_each_set_of_rounds(make_plan: Any, tmp_path: Path) -> None:
+    from mhaprof.ab import launch
+
+    body = 'echo "{\\"rows\\": [{\\"name\\": \\"$*\\"}]}"'
+    sides = {
+        name: Side(name=name, python=fake_python(tmp_path / name, body)) for name in ("base", "new")
+    }
+    for rounds, measured in ((3, [1, 4]), (1, [1, 2])):
+        plan = make_plan(rounds=rounds, **sides)
+        asked = [
+            number
+            for number in range(1, 2 * rounds + 1)
+            if " --memory" in launch(plan, number).new.rows[0]["name"]
+        ]
+        assert asked == measured

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
+import statistics
 from typing import Any
 
 import pytest
@@ -119,3 +121,94 @@ def test_the_threshold_follows_what_the_clock_can_vouch_for(
     (point,) = compare(run, run, preset("default")).points
     (latency,) = [found for found in point.judgements if found.metric == "latency"]
     assert latency.threshold == threshold
+
+
+def rounds_of(points: int, rounds: int, shift: float, *, seed: int) -> tuple[RunRows, RunRows]:
+    """Return two sides whose rounds share a noise of 20 %, beside 1 % of their own."""
+    chance = random.Random(seed)
+    sides: list[list[dict[str, Any]]] = [[], []]
+    for place in range(points):
+        shared = [1e-3 * chance.lognormvariate(0, 0.2) for _ in range(rounds)]
+        for rows, factor in zip(sides, (1.0, 1 + shift), strict=True):
+            medians = [factor * value * chance.lognormvariate(0, 0.01) for value in shared]
+            rows.append(
+                {
+                    "name": f"p{place}",
+                    "implementation": "eager",
+                    "status": "ok",
+                    "device": "cpu",
+                    "timer": "wall",
+                    "threads": 1,
+                    "torch": "2.13",
+                    "replicate_medians_s": medians,
+                }
+            )
+    base, new = sides
+    return (
+        RunRows(source="base", rows=base, paired=True),
+        RunRows(source="new", rows=new, paired=True),
+    )
+
+
+@pytest.mark.parametrize("points", [1, 6, 50])
+def test_rounds_in_pairs_show_a_tenth_through_noise_of_a_fifth(points: int) -> None:
+    base, new = rounds_of(points, 5, 0.1, seed=points)
+    found = compare(base, new, preset("default"))
+    assert len(found.blocking()) == points
+    assert {judgement.reason for _, judgement in found.blocking()} == {"rank_test"}
+    alone = [RunRows(source=run.source, rows=run.rows) for run in (base, new)]
+    assert compare(*alone, preset("default")).blocking() == []
+
+
+@pytest.mark.parametrize("rounds", [5, 10])
+def test_equal_sides_in_pairs_rarely_fail_the_gate(rounds: int) -> None:
+    failed = sum(
+        compare(*rounds_of(30, rounds, 0.0, seed=seed), preset("default")).exit_code == 1
+        for seed in range(20)
+    )
+    assert failed <= 2
+
+
+def test_pairs_are_adjusted_by_holm_where_it_can_reject_and_else_by_swapping_sides() -> None:
+    chance = random.Random(5)
+    for rounds, points in ((10, 6), (5, 6)):
+        base = [[chance.lognormvariate(0, 0.1) for _ in range(rounds)] for _ in range(points)]
+        new = [[1.3 * chance.lognormvariate(0, 0.1) for _ in range(rounds)] for _ in range(points)]
+        p_values = [family.PAIRED.test(*pair) for pair in zip(base, new, strict=True)]
+        found = adjusted(p_values, base, new, alpha=0.05, design=family.PAIRED)
+        by_holm = points / 2**rounds < 0.05
+        assert (found == holm(p_values)) is by_holm
+        if not by_holm:
+            assert found == family.paired_step_down(base, new)
+
+
+def test_swapping_sides_matches_its_definition_on_a_small_case() -> None:
+    chance = random.Random(2)
+    logs = [[chance.gauss(0.05, 0.1) for _ in range(5)] for _ in range(3)]
+    base = [[1.0] * 5 for _ in logs]
+    new = [[math.exp(value) for value in point] for point in logs]
+
+    def statistic(values: list[float]) -> float:
+        spread = statistics.stdev(values) / 5**0.5
+        return statistics.mean(values) / (spread + family.SPREAD_FLOOR)
+
+    observed = [statistic(point) for point in logs]
+    order = sorted(range(3), key=lambda place: -observed[place])
+    expected, highest = [0.0] * 3, 0.0
+    for rank, place in enumerate(order):
+        hits = 0
+        for signs in itertools.product((1, -1), repeat=5):
+            largest = max(
+                statistic([sign * value for sign, value in zip(signs, logs[other], strict=True)])
+                for other in order[rank:]
+            )
+            hits += largest >= observed[place] - 1e-9
+        highest = max(highest, hits / 32)
+        expected[place] = highest
+    assert family.paired_step_down(base, new) == pytest.approx(expected)
+
+
+def test_three_rounds_in_pairs_cannot_prove_a_regression() -> None:
+    found = compare(*rounds_of(2, 3, 0.5, seed=1), preset("default"))
+    assert found.exit_code == 0
+    assert {point.worst.reason for point in found.points} == {"too_few_rounds"}

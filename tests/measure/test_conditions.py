@@ -81,3 +81,12 @@ def test_every_flag_is_explained_in_one_sentence() -> None:
         "compile_fallback",
     }
     assert all("\n" not in sentence for sentence in FLAG_SENTENCES.values())
+
+
+def test_the_other_sides_turns_are_not_held_against_this_one() -> None:
+    after = replace(QUIET, busy_s=110.0, switches=60)
+    assert contention(BEFORE, after, threads=3) is not None
+    assert contention(BEFORE, after, threads=3, paused_s=1.0) is None
+    busy = replace(QUIET, switches=60)
+    assert contention(BEFORE, busy, threads=1) is None
+    assert "lost its core 60 times" in (contention(BEFORE, busy, threads=1, paused_s=1.0) or "")

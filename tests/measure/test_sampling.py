@@ -184,3 +184,31 @@ def test_a_tight_interval_around_a_drift_does_not_converge() -> None:
         "the times drifted: median 1.025 s in the first half, 1.075 s in the second"
     )
     assert is_converged(sorted(drift, key=lambda value: (value * 7919) % 1), rule)
+
+
+def test_time_in_which_others_had_their_turn_is_no_time_of_ours() -> None:
+    stream = Stream(noisy())
+
+    def wait(progress: Progress) -> float:
+        stream.now += 10.0
+        return 10.0
+
+    taken = sample(
+        stream,
+        lambda: None,
+        rule=StopRule(),
+        clock=stream.clock,
+        progress=wait,  # type: ignore[arg-type]
+    )
+    assert taken.converged
+    assert 0.5 <= taken.elapsed_s < 0.6
+    assert taken.paused_s >= 90.0
+    stream.now = 0.0
+    calls = warm_up(
+        stream,
+        lambda: None,
+        rule=WarmUp(),
+        clock=stream.clock,
+        progress=wait,  # type: ignore[arg-type]
+    )
+    assert 40 <= calls <= 3100
