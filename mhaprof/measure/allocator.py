@@ -32,7 +32,7 @@ def freed_memory_kept() -> Iterator[None]:
     process did before.  glibc's own moving threshold is off from then on.  Where the C
     library is another, nothing is done.
     """
-    library = _glibc()
+    library = glibc()
     if library is None:
         yield
         return
@@ -45,7 +45,7 @@ def freed_memory_kept() -> Iterator[None]:
         library.malloc_trim(0)
 
 
-def _glibc() -> Any:
+def glibc() -> Any:
     """Return the C library if it is glibc, else None."""
     if not sys.platform.startswith("linux"):
         return None

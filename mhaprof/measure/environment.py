@@ -12,7 +12,7 @@ import subprocess
 from importlib import metadata
 from pathlib import Path
 
-from mhaprof.measure import conditions, devices, memory, nvidia
+from mhaprof.measure import allocator, conditions, devices, memory, nvidia
 from mhaprof.records import Environment
 
 Values = dict[str, str | int | float | None]
@@ -66,6 +66,7 @@ def collect(device: str = "cpu", *, threads: int | None = None) -> Environment:
     }
     if device == "cpu":
         settings["threads"] = threads or devices.default_threads()
+        settings["freed_memory_kept"] = allocator.glibc() is not None
     return Environment(
         software=software,
         hardware=hardware,

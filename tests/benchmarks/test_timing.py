@@ -25,18 +25,18 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.benchmark import Timer as TorchTimer
 
 from mhaprof import stats
-from mhaprof.measure import conditions, devices
+from mhaprof.measure import allocator, conditions, devices
 from mhaprof.measure.sampling import Samples, StopRule, WarmUp, sample, warm_up
 from mhaprof.measure.timers import WallTimer
 
-pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(3600)]
 
 ROUNDS = 5
 SETS = 2
 """Sets of rounds that have to miss before a check fails."""
 
-PATIENCE_S = 45.0
-"""Time after which a check stops looking for undisturbed rounds."""
+PATIENCE_S = float(os.environ.get("MHAPROF_PATIENCE_S", "45"))
+"""Time after which a check stops looking for undisturbed rounds; more on a busy machine."""
 
 CONTROL = 0.01
 """How far two measurements of the peer in one round may lie apart."""
@@ -46,7 +46,7 @@ BURN = "while True: pass"
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    with devices.threads(1), torch.no_grad():
+    with allocator.freed_memory_kept(), devices.threads(1), torch.no_grad():
         yield
 
 
@@ -163,14 +163,15 @@ def test_the_timers_own_overhead_is_under_one_percent_of_50_us() -> None:
 CHILD = """
 import json, sys, torch
 from tests_timing import call_of, disturbance, measured, peer_of
-from mhaprof.measure import conditions
+from mhaprof.measure import allocator, conditions
 torch.set_num_threads(1)
 torch.set_grad_enabled(False)
-call = call_of(sys.argv[1])
-before = conditions.cpu_state()
-taken = measured(call)
-why = disturbance(before, taken)
-peer = peer_of(call).blocked_autorange(min_run_time=0.5).median
+with allocator.freed_memory_kept():
+    call = call_of(sys.argv[1])
+    before = conditions.cpu_state()
+    taken = measured(call)
+    why = disturbance(before, taken)
+    peer = peer_of(call).blocked_autorange(min_run_time=0.5).median
 print(json.dumps({"wall_s": sorted(taken.samples_s)[len(taken.samples_s) // 2],
                   "process_s": min(taken.process_time_s), "peer_s": peer, "why": why}))
 """

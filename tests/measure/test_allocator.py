@@ -51,7 +51,7 @@ def measured(how: str) -> tuple[int, int]:
     return inside, resident
 
 
-@pytest.mark.skipif(allocator._glibc() is None, reason="the C library is not glibc")
+@pytest.mark.skipif(allocator.glibc() is None, reason="the C library is not glibc")
 def test_blocks_are_reused_whatever_the_process_did_before_and_handed_back_after() -> None:
     pages = (16 << 20) // resource.getpagesize()
     assert measured("as it was")[0] > 10 * pages
@@ -61,6 +61,6 @@ def test_blocks_are_reused_whatever_the_process_did_before_and_handed_back_after
 
 
 def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allocator, "_glibc", lambda: None)
+    monkeypatch.setattr(allocator, "glibc", lambda: None)
     with allocator.freed_memory_kept():
         pass

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mhaprof.measure import devices, memory, nvidia
+from mhaprof.measure import allocator, devices, memory, nvidia
 from mhaprof.measure.environment import collect, git_state
 from mhaprof.records import Environment
 
@@ -23,6 +23,7 @@ def test_a_cpus_environment_names_versions_hardware_and_state() -> None:
     assert found.hardware["cpu_model"] == devices.cpu_model()
     assert found.hardware["memory_bytes"]
     assert found.settings["threads"] == 1
+    assert found.settings["freed_memory_kept"] is (allocator.glibc() is not None)
     assert {"load_1min", "governor", "available_bytes", "steal_s"} <= set(found.state)
 
 
