@@ -14,6 +14,19 @@ from typing import Any
 import pytest
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a CUDA device where there is none, saying so."""
+    wanted = [item for item in items if item.get_closest_marker("gpu")]
+    if not wanted:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in wanted:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Ran:
     """A finished command line."""

@@ -27,7 +27,6 @@ class Journal:
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{path} is not a file of mhaprof ab; give another --out") from error
         if json.dumps(header).startswith(text):
-            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("", encoding="utf-8")
             self._append(json.dumps(header))
         else:

@@ -31,6 +31,7 @@ KEY = ("name", "role", "implementation", "device", "dtype", "threads", "cache", 
 
 _CODE = (".py", ".so", ".pyd", ".dll", ".dylib", ".c", ".cc", ".cpp", ".h", ".cu", ".cuh")
 _MOST_FILES = 20_000
+_MOST_FOLDERS = 5_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +90,7 @@ class Side:
 
 def _code_files(folder: Path) -> Iterator[Path]:
     """Yield the files of code below a folder, in a fixed order."""
-    for here, folders, files in os.walk(folder):
+    for here, folders, files in islice(os.walk(folder), _MOST_FOLDERS):
         folders[:] = sorted(
             name
             for name in folders

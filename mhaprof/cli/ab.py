@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +17,7 @@ from mhaprof.cli.gate import conclude
 from mhaprof.cli.options import takes
 from mhaprof.cli.output import Output, OutputFlags, say
 from mhaprof.errors import UsageError
+from mhaprof.store.lock import WriterLock
 
 FOLDER = Path("results/ab")
 PANEL = "Sides"
@@ -84,9 +87,11 @@ def ab(
 ) -> int:
     """Measure two sides in interleaved rounds of fresh processes, and judge like a gate.
 
-    What regresses or stays inconclusive is measured once more.  A run that was
-    killed resumes with the same command.  On a shared CPU give -- --threads 1:
-    the time of one thread can be told from the work of others.
+    On a CPU the two processes of a round take turns, and are in memory together;
+    on an accelerator one follows the other.  What regresses or stays inconclusive
+    is measured once more.  A run that was killed resumes with the same command.
+    On a shared CPU give -- --threads 1: the time of one thread can be told from
+    the work of others.
     """
     if not config.is_file():
         raise UsageError(f"{config}: there is no such file; expected a YAML file of points")
@@ -98,16 +103,17 @@ def ab(
         arguments=tuple(arguments or ()),
     )
     path = out or FOLDER / f"{config.stem}-{plan.key()}.jsonl"
-    journal = Journal(path, plan)
-    if journal.pairs:
-        say(f"resuming {path}: {len(journal.pairs)} rounds are stored; delete it to begin anew")
-    comparison = run_ab(
-        plan,
-        journal,
-        judging.policy,
-        allow_env_mismatch=judging.allow_env_mismatch,
-        progress=say,
-    )
+    with writing(path):
+        journal = Journal(path, plan)
+        if journal.pairs:
+            say(f"resuming {path}: {len(journal.pairs)} rounds are stored; delete it to begin anew")
+        comparison = run_ab(
+            plan,
+            journal,
+            judging.policy,
+            allow_env_mismatch=judging.allow_env_mismatch,
+            progress=say,
+        )
     return conclude(comparison, output, title=f"ab: {config}", update=None)
 
 
@@ -120,3 +126,20 @@ def _side(name: SideName, python: str | None, path: Path | None) -> Side:
         # Not resolved: a virtual environment's interpreter is a link.
         interpreter = os.path.abspath(interpreter)
     return Side(name=name, python=interpreter, path=folder)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Be the only one that writes a file of rounds.
+
+    Raises Unavailable when another process does, UsageError where none can be made.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = WriterLock(path)
+    except OSError as error:
+        raise UsageError(f"--out {path} cannot be written: {error.strerror or error}") from error
+    try:
+        yield
+    finally:
+        lock.release()

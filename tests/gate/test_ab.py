@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -522,3 +523,30 @@ def test_peaks_are_measured_once_in_each_set_of_rounds(make_plan: Any, tmp_path:
             if " --memory" in launch(plan, number).new.rows[0]["name"]
         ]
         assert asked == measured
+
+
+def test_a_file_that_another_process_writes_is_left_to_it(mhaprof: Any, tmp_path: Path) -> None:
+    out, config = tmp_path / "ab.jsonl", tmp_path / "points.yaml"
+    config.write_text("version: 1\n")
+    hold = (
+        "import sys; from pathlib import Path; from mhaprof.store.lock import WriterLock; "
+        "WriterLock(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, str(out)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        ran = mhaprof("ab", config, "--out", out)
+        holder.kill()
+    assert ran.code == 4
+    assert f"being written by process {holder.pid}" in ran.err
+    assert not out.exists()
+
+
+def test_a_place_where_no_file_can_be_is_one_line(mhaprof: Any, tmp_path: Path) -> None:
+    config = tmp_path / "points.yaml"
+    config.write_text("version: 1\n")
+    ran = mhaprof("ab", config, "--out", config / "ab.jsonl")
+    assert ran.code == 2
+    assert "cannot be written" in ran.err
