@@ -98,10 +98,15 @@ def latency(
         for entry in asked.impossible
         for name in entry.implementations or implementations
     ]
+    turns = Turns.from_environment()
+    if turns is not None and any(setting.device != "cpu" for setting in settings):
+        # Before anything touches the device: the side that waits is no neighbour on it.
+        turns.point()
     before = _environment(settings)
     count = replicates or section.replicates or 1
     what: tuple[Metric, ...] = ("latency", "memory") if memory else ("latency",)
-    results = [*_measure_all(points, options, what=what, replicates=count), *impossible]
+    measured = _measure_all(points, options, what=what, replicates=count, turns=turns)
+    results = [*measured, *impossible]
     rows = [row_of(result, latency=True) for result in results]
     words = f"{settings[0].mode} call" + (", compiled" if settings[0].compile else "")
     view = latency_view(rows, title=f"Time of one {words}", compare=compare)
@@ -166,10 +171,10 @@ def _measure_all(
     *,
     what: tuple[Metric, ...],
     replicates: int,
+    turns: Turns | None,
 ) -> list[Result]:
     """Measure point after point; Ctrl-C ends it and keeps what was measured."""
     results: list[Result] = []
-    turns = Turns.from_environment()
     with Bar(total=len(points)) as bar:
         for point in points:
             bar.start(f"{point.name}, {point.implementation}")
@@ -196,7 +201,7 @@ def _between(point: Point, bar: Bar, turns: Turns | None) -> ProgressCallback:
     noise is not the host's: there one side waits for the end of the other.
     """
     on_cpu = point.settings.device == "cpu"
-    if turns is not None and (on_cpu or not turns.begun):
+    if turns is not None and on_cpu:
         turns.point()
 
     def between(progress: Progress) -> float | None:

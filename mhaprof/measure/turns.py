@@ -19,14 +19,12 @@ POINT, BATCH, GO = b"p", b"b", b"g"
 class Turns:
     """One side's end: every request waits until it is this side's turn.
 
-    Where the other end is gone there is nobody to wait for.  ``begun`` says whether a
-    turn was ever asked for.
+    Where the other end is gone there is nobody to wait for.
     """
 
     def __init__(self, answers: int, requests: int) -> None:
         self._answers, self._requests = answers, requests
         self._alone = False
-        self.begun = False
 
     @classmethod
     def from_environment(cls) -> Turns | None:
@@ -46,7 +44,7 @@ class Turns:
         return self._ask(BATCH)
 
     def _ask(self, request: bytes) -> float:
-        started, self.begun = time.perf_counter(), True
+        started = time.perf_counter()
         if not self._alone:
             try:
                 os.write(self._requests, request)

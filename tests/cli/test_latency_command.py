@@ -210,6 +210,36 @@ def test_replicates_show_the_spread_between_processes(mhaprof: Any) -> None:
     assert row["replicate_spread"] >= 0
 
 
+def test_without_memory_the_peak_is_predicted_alone(mhaprof: Any) -> None:
+    ran = mhaprof("latency", *SMALL, *QUICK, "--impl", "sdpa", "--no-memory", "--format", "json")
+    assert ran.rows[0]["peak_bytes"] is None
+    assert ran.rows[0]["predicted_peak_bytes"] > 0
+
+
+def test_a_turn_is_asked_for_before_each_point_and_between_batches(
+    mhaprof: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mhaprof.measure.turns import Turns
+
+    asked: list[str] = []
+
+    class Recorded(Turns):
+        def point(self) -> None:
+            asked.append("point")
+
+        def batch(self) -> float:
+            asked.append("batch")
+            return 0.0
+
+    monkeypatch.setattr(Turns, "from_environment", lambda: Recorded(0, 0))
+    mhaprof("latency", *SMALL, *QUICK, "--no-memory", "--format", "json")
+    assert asked[0] == "point"
+    assert asked.count("point") == 2
+    second = asked.index("point", 1)
+    assert "batch" in asked[1:second]
+    assert "batch" in asked[second:]
+
+
 def test_interruption_keeps_what_was_measured(
     mhaprof: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,6 @@ def ends() -> tuple[Turns, int, int]:
 
 def test_a_side_asks_and_waits_for_its_turn(ends: tuple[Turns, int, int]) -> None:
     turns, requests, answers = ends
-    assert not turns.begun
     waited = []
     asking = threading.Thread(target=lambda: (turns.point(), waited.append(turns.batch())))
     asking.start()
@@ -31,7 +30,6 @@ def test_a_side_asks_and_waits_for_its_turn(ends: tuple[Turns, int, int]) -> Non
     assert asking.is_alive()
     os.write(answers, GO)
     asking.join(10)
-    assert turns.begun
     assert waited[0] >= 0.04
 
 
