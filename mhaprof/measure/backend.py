@@ -70,7 +70,7 @@ def pinned(name: str | None) -> AbstractContextManager[object]:
     """Return a context in which the named backend alone can run; for others one that does nothing.
 
     An implementation that finds its backend pinned need not pin it on each call, which
-    takes the host ten microseconds.
+    takes the host more than ten microseconds.
     """
     if name is None or name not in PINNABLE_BACKENDS:
         return nullcontext()
