@@ -27,6 +27,20 @@ TimerChoice = Literal["auto", "events", "graph", "wall"]
 Dtype = Literal["float64", "float32", "float16", "bfloat16"]
 
 
+AUTO_BACKEND = "auto"
+"""The backend of an implementation that lets torch choose one on each call, math included."""
+
+RAW_FIELDS = (
+    "samples_s",
+    "process_time_s",
+    "enqueue_s",
+    "graph_samples_s",
+    "gpu_before",
+    "gpu_after",
+)
+"""The fields of ``Latency`` that come with raw samples and are no columns of a row."""
+
+
 class Record(BaseModel):
     """Be the base of all records: frozen, keyword-only, no unknown fields."""
 
@@ -182,6 +196,8 @@ class Latency(Record):
     timer has them.  ``first_call_s`` is apart (compilation, lazy loading).
     ``flags`` are among contended, throttled, launch_bound, above_peak,
     compile_fallback.  ``torch`` and ``driver`` are versions; a CPU has no driver.
+    ``gpu_before`` and ``gpu_after`` sampling are the state of an NVIDIA GPU under load:
+    clocks (MHz), power (W), temperature (degrees C), throttle reasons, other processes.
     """
 
     device: str
@@ -207,6 +223,8 @@ class Latency(Record):
     tolerance: float
     replicate_medians_s: list[float] | None = None
     flags: list[str] = []
+    gpu_before: dict[str, str | int | float | None] | None = None
+    gpu_after: dict[str, str | int | float | None] | None = None
 
     @property
     def summary(self) -> Summary:

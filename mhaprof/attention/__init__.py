@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from mhaprof.attention import rejections as cannot
 from mhaprof.attention.base import Implementation, Rejection
 from mhaprof.errors import UsageError
+from mhaprof.records import AUTO_BACKEND
 
 if TYPE_CHECKING:
     import torch
@@ -58,6 +59,7 @@ class BuiltIn:
     fused: bool = False
     forward_only: bool = False
     scores_on: tuple[str, ...] = ()
+    backend: str | None = None
     counter_note: str | None = None
 
     def rejects(
@@ -139,6 +141,7 @@ TABLE: Mapping[str, BuiltIn] = {
             target="sdpa:AUTO",
             limits=_SDPA_LIMITS,
             fused=True,
+            backend=AUTO_BACKEND,
         ),
         BuiltIn(
             name="sdpa-expand",
@@ -146,12 +149,14 @@ TABLE: Mapping[str, BuiltIn] = {
             target="sdpa:EXPAND",
             limits=_SDPA_LIMITS,
             fused=True,
+            backend=AUTO_BACKEND,
         ),
         BuiltIn(
             name="sdpa-math",
             description="scaled_dot_product_attention, math backend alone",
             target="sdpa:MATH",
             limits=_SDPA_LIMITS,
+            backend="math",
         ),
         BuiltIn(
             name="sdpa-flash",
@@ -159,6 +164,7 @@ TABLE: Mapping[str, BuiltIn] = {
             target="sdpa:FLASH",
             limits=_SDPA_LIMITS,
             fused=True,
+            backend="flash",
         ),
         BuiltIn(
             name="sdpa-efficient",
@@ -166,6 +172,7 @@ TABLE: Mapping[str, BuiltIn] = {
             target="sdpa:EFFICIENT",
             limits=_SDPA_LIMITS,
             fused=True,
+            backend="efficient",
         ),
         BuiltIn(
             name="sdpa-cudnn",
@@ -173,6 +180,7 @@ TABLE: Mapping[str, BuiltIn] = {
             target="sdpa:CUDNN",
             limits=_SDPA_LIMITS,
             fused=True,
+            backend="cudnn",
         ),
         BuiltIn(
             name="torch-mha",
@@ -180,6 +188,7 @@ TABLE: Mapping[str, BuiltIn] = {
             target="torch_mha:PLAIN",
             limits=_TORCH_MHA_LIMITS,
             fused=True,
+            backend=AUTO_BACKEND,
         ),
         BuiltIn(
             name="torch-mha-weights",
@@ -201,6 +210,7 @@ TABLE: Mapping[str, BuiltIn] = {
             limits=(cannot.SINKS, cannot.CHUNK),
             fused=True,
             scores_on=("cpu",),
+            backend="flex",
             counter_note="tracers cannot follow flex_attention; counted by the closed form",
         ),
     )

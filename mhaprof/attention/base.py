@@ -68,6 +68,8 @@ class Implementation(Protocol):
 
     ``version`` goes into a point's identity: raise it when the code changes what is
     measured.  ``fused`` says that scores are never held in memory as a whole.
+    ``backend`` is the one attention backend that it asks for (``flash``, ``flex``),
+    ``records.AUTO_BACKEND`` where it leaves the choice to torch, or None.
     ``counter_note`` is None, or says why tracers cannot follow (the closed form then
     counts alone).
     """
@@ -86,6 +88,11 @@ class Implementation(Protocol):
     @property
     def fused(self) -> bool:
         """Say whether scores are never held in memory as a whole."""
+        ...
+
+    @property
+    def backend(self) -> str | None:
+        """Return the backend that it asks for, ``auto`` where torch chooses, or None."""
         ...
 
     @property

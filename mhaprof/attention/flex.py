@@ -18,12 +18,15 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from mhaprof.attention.base import Rejection, hides_nothing
 from mhaprof.attention.latent import LatentAttention
-from mhaprof.attention.layers import FusedHeads, core_kv_heads
+from mhaprof.attention.layers import FusedHeads, core_kv_heads, core_widths
 from mhaprof.records import Mode
 from mhaprof.spec import AttentionSpec
 
 FLEX_DEVICES = ("cpu", "cuda", "xpu")
 """Device types that flex_attention is run on."""
+
+LEAST_WIDTH = 16
+"""Least width of keys and of values whose products triton can take."""
 
 BLOCK = 128
 """Tokens on a side of a mask's blocks: flex_attention's own default."""
@@ -155,6 +158,13 @@ class Flex:
                     code="backward_unsupported", message="flex computes no gradients on cpu"
                 )
             return None
+        keys, values = core_widths(spec)
+        if min(keys, values) < LEAST_WIDTH:
+            return Rejection(
+                code="backend_unavailable",
+                message=f"flex on {kind} is compiled by triton, for heads that are at least "
+                f"{LEAST_WIDTH} wide; its keys are {keys} wide here, its values {values}",
+            )
         from torch.utils._triton import has_triton
 
         if not has_triton():

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mhaprof.attention.base import latent_dims
 from mhaprof.spec import AttentionSpec
 
 NORM_EPSILON = 1e-6
@@ -78,6 +79,14 @@ def write_last(cache: Tensor, new: Tensor) -> Tensor:
 def core_kv_heads(spec: AttentionSpec) -> int:
     """Return the key/value heads of the core: one for absorbed latent attention."""
     return 1 if spec.latent_form == "absorbed" else spec.kv_heads
+
+
+def core_widths(spec: AttentionSpec) -> tuple[int, int]:
+    """Return how wide the core's queries and keys are, and its values."""
+    if spec.latent_form != "absorbed":
+        return spec.head_dim, spec.v_head_dim
+    rank, _, rope = latent_dims(spec)
+    return rank + rope, rank
 
 
 class OutputStage(nn.Module):

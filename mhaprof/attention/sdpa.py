@@ -1,16 +1,16 @@
 """F.scaled_dot_product_attention: backend chosen by torch, or exactly one pinned.
 
 torch's ``is_causal`` aligns at the top left.  A mask aligned at the bottom right is
-``causal_lower_right`` on CUDA, whose kernels know it, and a boolean mask elsewhere;
-where the mask hides nothing (decode) there is none.
+torch's ``CausalBias`` for those kernels of CUDA that know it, and a boolean mask
+elsewhere; where the mask hides nothing (decode) there is none.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -22,16 +22,29 @@ from mhaprof.attention.base import (
     has_blind_queries,
     hides_nothing,
     is_plain_causal,
-    latent_dims,
     visible_mask,
 )
 from mhaprof.attention.latent import LatentAttention
-from mhaprof.attention.layers import FusedHeads, core_kv_heads
+from mhaprof.attention.layers import FusedHeads, core_kv_heads, core_widths
 from mhaprof.records import Mode
 from mhaprof.spec import AttentionSpec
 
 PINNABLE_DEVICES = ("cpu", "cuda", "xpu")
 """Device types on which ``sdpa_kernel`` decides which kernel runs."""
+
+LOWER_RIGHT_BACKENDS = (None, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
+"""Those that torch passes a ``CausalBias`` on to (None: it chooses among them).
+
+For the others it makes the whole mask of it, anew on each call.
+"""
+
+ENABLED: Mapping[SDPBackend, Callable[[], bool]] = {
+    SDPBackend.MATH: torch.backends.cuda.math_sdp_enabled,
+    SDPBackend.FLASH_ATTENTION: torch.backends.cuda.flash_sdp_enabled,
+    SDPBackend.EFFICIENT_ATTENTION: torch.backends.cuda.mem_efficient_sdp_enabled,
+    SDPBackend.CUDNN_ATTENTION: torch.backends.cuda.cudnn_sdp_enabled,
+}
+"""What says whether torch may choose a backend, on all devices."""
 
 PROBE_TOKENS = 64
 """Most tokens of the tiny call that finds out whether a backend can run."""
@@ -45,6 +58,7 @@ class SdpaCore(nn.Module):
     """
 
     mask: Tensor | None
+    lower_right: Tensor | None
 
     def __init__(self, spec: AttentionSpec, *, backend: SDPBackend | None, expand: bool) -> None:
         super().__init__()
@@ -57,14 +71,16 @@ class SdpaCore(nn.Module):
         aligned = spec.causal == "top-left" or same
         masked = not hides_nothing(spec)
         self.is_causal = masked and is_plain_causal(spec) and aligned
-        self.lower_right = (
+        lower_right = (
             masked
             and is_plain_causal(spec)
             and not aligned
             and not has_blind_queries(spec)
-            and torch.empty(0).device.type == "cuda"
+            and backend in LOWER_RIGHT_BACKENDS
+            and _device_type() == "cuda"
         )
-        needed = masked and not self.is_causal and not self.lower_right
+        self.lower_right = causal_lower_right(spec) if lower_right else None
+        needed = masked and not self.is_causal and not lower_right
         self.register_buffer("mask", visible_mask(spec) if needed else None, persistent=False)
         self.blind_rows = has_blind_queries(spec)
 
@@ -73,26 +89,41 @@ class SdpaCore(nn.Module):
         if self.repeats > 1:
             keys = keys.repeat_interleave(self.repeats, dim=1)
             values = values.repeat_interleave(self.repeats, dim=1)
-        if self.backend is None:
+        if self.backend is None or (not torch.compiler.is_compiling() and is_pinned(self.backend)):
             return self._attend(queries, keys, values)
         with sdpa_kernel(self.backend):
             return self._attend(queries, keys, values)
 
     def _attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        mask = self.mask
-        if self.lower_right:
-            from torch.nn.attention.bias import causal_lower_right
-
-            mask = cast(Tensor, causal_lower_right(queries.shape[-2], keys.shape[-2]))
         return functional.scaled_dot_product_attention(
             queries,
             keys,
             values,
-            attn_mask=mask,
+            attn_mask=self.mask if self.lower_right is None else self.lower_right,
             is_causal=self.is_causal,
             scale=self.scale,
             **self.options,
         )
+
+
+def is_pinned(backend: SDPBackend) -> bool:
+    """Say whether torch may choose this backend alone, as inside of ``sdpa_kernel``."""
+    return all(enabled() == (other is backend) for other, enabled in ENABLED.items())
+
+
+def causal_lower_right(spec: AttentionSpec) -> Tensor:
+    """Return torch's own, without the 2 x N x M numbers that its constructor allocates."""
+    # Imports torch's compiler, which takes seconds.
+    from torch.nn.attention.bias import CausalBias, CausalVariant
+
+    bias = torch.empty(0).as_subclass(CausalBias)
+    CausalBias.__init__(bias, CausalVariant.LOWER_RIGHT, spec.tokens, spec.kv_tokens)
+    return bias
+
+
+def _device_type() -> str:
+    """Return the type of torch's default device."""
+    return torch.empty(0).device.type
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,10 +185,7 @@ def _probe(
 ) -> str | None:
     """Return why the core of ``spec`` cannot run, in torch's words, or None if it can."""
     kv_heads = core_kv_heads(spec)
-    key_width, value_width = spec.head_dim, spec.v_head_dim
-    if spec.latent_form == "absorbed":
-        rank, _, rope = latent_dims(spec)
-        key_width, value_width = rank + rope, rank
+    key_width, value_width = core_widths(spec)
     shapes = (
         (1, spec.heads, spec.tokens, key_width),
         (1, kv_heads, spec.kv_tokens, key_width),

@@ -31,6 +31,7 @@ PROTOCOL = (
     "name",
     "version",
     "fused",
+    "backend",
     "counter_note",
     "description",
     "rejects",
@@ -45,13 +46,15 @@ PROTOCOL = (
 class UserModule:
     """A module factory as an ``Implementation``.
 
-    Whether it is fused is not known, so it counts as holding its scores.
+    Whether it is fused is not known, so it counts as holding its scores; nor is who
+    chooses its backend.
     """
 
     name: str
     factory: Callable[[AttentionSpec], nn.Module]
     version: int = 1
     fused: bool = False
+    backend: str | None = None
     counter_note: str | None = None
     description: str = "brought by the user"
 

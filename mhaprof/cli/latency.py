@@ -22,7 +22,15 @@ from mhaprof.measure.turns import Turns
 from mhaprof.point import MeasureOptions, measure_point
 from mhaprof.point.fresh import measure_replicated
 from mhaprof.point.measuring import Metric
-from mhaprof.records import Environment, Measured, Point, Result, Settings, Skipped
+from mhaprof.records import (
+    RAW_FIELDS,
+    Environment,
+    Measured,
+    Point,
+    Result,
+    Settings,
+    Skipped,
+)
 from mhaprof.report.tabular import Row, row_of, to_json
 from mhaprof.report.times import latency_view
 from mhaprof.report.views import findings_notes
@@ -102,15 +110,16 @@ def latency(
     if turns is not None and any(setting.device != "cpu" for setting in settings):
         # Before anything touches the device: the side that waits is no neighbour on it.
         turns.point()
-    before = _environment(settings)
     count = replicates or section.replicates or 1
+    before = _environment(settings, elsewhere=count > 1)
     what: tuple[Metric, ...] = ("latency", "memory") if memory else ("latency",)
     measured = _measure_all(points, options, what=what, replicates=count, turns=turns)
     results = [*measured, *impossible]
     rows = [row_of(result, latency=True) for result in results]
     words = f"{settings[0].mode} call" + (", compiled" if settings[0].compile else "")
     view = latency_view(rows, title=f"Time of one {words}", compare=compare)
-    where: dict[str, Any] = {"environment": before, "environment_after": _environment(settings)}
+    after = _environment(settings, elsewhere=count > 1)
+    where: dict[str, Any] = {"environment": before, "environment_after": after}
     out.emit(rows, [view], **where)
     for note in [*findings_notes(rows), *_peak_notes(rows)]:
         say(note)
@@ -130,16 +139,19 @@ def _check_settings(settings: Sequence[Settings]) -> None:
         say("tf32 is a format of CUDA devices: it changes nothing here")
 
 
-def _environment(settings: Sequence[Settings]) -> Environment:
+def _environment(settings: Sequence[Settings], *, elsewhere: bool) -> Environment:
     """Return the environment now: of the accelerator where one is measured, with its threads.
 
-    Where threads are an axis the rows alone say how many.
+    Where threads are an axis the rows alone say how many.  ``elsewhere`` leaves the
+    accelerator to other processes, those that measure.
     """
-    from mhaprof.measure.environment import collect
+    from mhaprof.measure.environment import collect, collect_elsewhere
 
     names = [setting.device or "cpu" for setting in settings]
     device = next((name for name in names if name != "cpu"), "cpu")
     threads = {setting.threads for setting in settings if setting.device == "cpu"}
+    if elsewhere and device != "cpu":
+        return collect_elsewhere(device)
     found = collect(device, threads=next(iter(threads), None))
     if len(threads) < 2:
         return found
@@ -228,12 +240,11 @@ def _replicated(
 
 
 def _with_samples(rows: Sequence[Row], results: Sequence[Result]) -> list[Row]:
-    """Return the rows with their raw samples, in seconds."""
+    """Return the rows with their raw samples, in seconds, and a GPU's state around them."""
     full = []
     for row, result in zip(rows, results, strict=True):
         outcome = result.outcome
         timed = outcome.latency if isinstance(outcome, Measured) else None
-        kept = ("samples_s", "process_time_s", "enqueue_s", "graph_samples_s")
-        raw = timed.model_dump(include=set(kept)) if timed else dict.fromkeys(kept)
+        raw = timed.model_dump(include=set(RAW_FIELDS)) if timed else dict.fromkeys(RAW_FIELDS)
         full.append({**row, **raw})
     return full

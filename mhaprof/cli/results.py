@@ -16,7 +16,7 @@ import typer
 from mhaprof.cli.options import takes
 from mhaprof.cli.output import FORMATS, Output, OutputGroup, say
 from mhaprof.errors import EXIT_OK, MissingExtra, UsageError
-from mhaprof.records import Measured
+from mhaprof.records import RAW_FIELDS, Measured
 from mhaprof.report.tabular import Row
 from mhaprof.report.times import latency_view
 from mhaprof.report.view import View
@@ -25,8 +25,6 @@ from mhaprof.store.reading import Reader
 
 DEFAULT_LIMIT = 200
 """Rows that a table shows unless told otherwise; exports hold all."""
-
-RAW_SAMPLES = ("samples_s", "process_time_s", "enqueue_s", "graph_samples_s")
 
 ResultFlags = OutputGroup(*FORMATS, "jsonl", "parquet")
 
@@ -112,12 +110,12 @@ def _environments(reader: Reader) -> dict[str, Any]:
 
 
 def _with_samples(reader: Reader) -> Iterator[Row]:
-    """Yield the rows with their raw samples, in seconds."""
+    """Yield the rows with their raw samples, in seconds, and a GPU's state around them."""
     for row, result in zip(reader.rows(), reader.results(), strict=True):
         outcome = result.outcome
         timed = outcome.latency if isinstance(outcome, Measured) else None
-        raw = timed.model_dump(include=set(RAW_SAMPLES)) if timed else {}
-        yield {**row, **{name: raw.get(name) for name in RAW_SAMPLES}}
+        raw = timed.model_dump(include=set(RAW_FIELDS)) if timed else {}
+        yield {**row, **{name: raw.get(name) for name in RAW_FIELDS}}
 
 
 def _csv(reader: Reader) -> str:

@@ -128,7 +128,7 @@ class _TimingFlags:
                 "timer",
                 str | None,
                 metavar=choices(TimerChoice),
-                help="what takes the time",
+                help="what takes the time (in a graph's replays inputs rotate, weights are warm)",
                 show_default="auto: events on a GPU, wall on a CPU",
             ),
             panel(

@@ -12,8 +12,7 @@ from typing import Any
 from mhaprof import stats
 from mhaprof.compare.exact import BASELINE_COLUMNS, stages_of
 from mhaprof.compare.rows import CONDITIONS, Row, setting
-
-_RAW = ("samples_s", "process_time_s", "enqueue_s", "graph_samples_s")
+from mhaprof.records import RAW_FIELDS
 
 
 def fold(rounds: Sequence[Row], *, times_s: Sequence[float] | None = None) -> dict[str, Any]:
@@ -27,7 +26,7 @@ def fold(rounds: Sequence[Row], *, times_s: Sequence[float] | None = None) -> di
     broken = next((row for row in rounds if row["status"] != "ok"), None)
     if broken is not None or len(rounds) == 1:
         return dict(broken or rounds[0])
-    folded = {name: value for name, value in rounds[0].items() if name not in _RAW}
+    folded = {name: value for name, value in rounds[0].items() if name not in RAW_FIELDS}
     different = _different(rounds)
     if different:
         message = f"the rounds contradict each other: {'; '.join(different)}"

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,6 +27,9 @@ FUSED_OPERATORS: Mapping[str, str] = {
     "_native_multi_head_attention": "native-mha",
     "_transformer_encoder_layer_fwd": "native-encoder-layer",
     "flex_attention": "flex",
+    # Below the others, which are made of these two: a causal bias calls them by itself.
+    "_flash_attention_forward": "flash",
+    "_efficient_attention_forward": "efficient",
 }
 """Operators in torch's aten (and one higher-order) namespace that are attention as a whole."""
 
@@ -35,6 +38,17 @@ MATH_OPERATORS = ("_scaled_dot_product_attention_math", "_safe_softmax")
 
 It decomposes before a dispatch mode sees it; its softmax is one that nothing else uses.
 """
+
+UNSEEN_BACKENDS = ("flex",)
+"""Backends of which no operator tells: compiled to kernels without a name, or not run at all."""
+
+PINNABLE_BACKENDS: Mapping[str, str] = {
+    "math": "MATH",
+    "flash": "FLASH_ATTENTION",
+    "efficient": "EFFICIENT_ATTENTION",
+    "cudnn": "CUDNN_ATTENTION",
+}
+"""Backends that torch can be held to, with their names in ``SDPBackend``."""
 
 NO_KERNEL = re.compile("No available kernel|No viable backend for scaled_dot_product")
 """How torch begins its errors (CUDA, CPU) when the pinned backend refuses the problem."""
@@ -52,6 +66,19 @@ def backend_of(operators: Collection[str]) -> str | None:
     return "math" if any(operator in operators for operator in MATH_OPERATORS) else None
 
 
+def pinned(name: str | None) -> AbstractContextManager[object]:
+    """Return a context in which the named backend alone can run; for others one that does nothing.
+
+    An implementation that finds its backend pinned need not pin it on each call, which
+    takes the host more than ten microseconds.
+    """
+    if name is None or name not in PINNABLE_BACKENDS:
+        return nullcontext()
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    return sdpa_kernel(getattr(SDPBackend, PINNABLE_BACKENDS[name]))
+
+
 def dispatched_operators(call: Callable[[], object]) -> set[str]:
     """Run ``call`` once and return the names of all operators dispatched meanwhile."""
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -59,6 +86,13 @@ def dispatched_operators(call: Callable[[], object]) -> set[str]:
     seen: set[str] = set()
 
     class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        # flex_attention is one, and compiled by whoever calls it: else both are errors here.
+        supports_higher_order_operators = True
+
+        @classmethod
+        def ignore_compile_internals(cls) -> bool:
+            return True
+
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
             seen.add(_plain(str(func)))
             return func(*args, **(kwargs or {}))

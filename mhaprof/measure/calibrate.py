@@ -45,7 +45,7 @@ def calibrate(
     """
     n = size or (CPU_SIZE if device == "cpu" else ACCELERATOR_SIZE)
     rates = {}
-    with devices.threads(threads if device == "cpu" else None):
+    with devices.threads(threads if device == "cpu" else None), devices.current(device):
         for name in DTYPES:
             if (name == "tf32" and not device.startswith("cuda")) or (
                 name == "float64" and device != "cpu"

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mhaprof.measure.timers import Call, Graph
+from mhaprof.measure.timers import Call
 from mhaprof.records import Mode
 
 if TYPE_CHECKING:
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
 GRADIENT_SEED = 1
 """Seed of the gradient that flows into the result."""
-
-GRAPH_WARM_UPS = 3
-"""Calls on a side stream before a capture, as torch's notes on CUDA graphs ask."""
 
 
 def mode_call(module: Module, inputs: Sequence[torch.Tensor], mode: Mode) -> Call:
@@ -57,10 +54,16 @@ def _parameters(module: Module) -> list[torch.Tensor]:
 
 @contextmanager
 def gradients(mode: Mode) -> Iterator[None]:
-    """Run the body with gradients recorded or not, as ``mode`` needs, then restore."""
-    import torch
+    """Run the body with gradients recorded or not, as ``mode`` needs, then restore.
 
-    with torch.set_grad_enabled(mode != "forward"):
+    What is compiled, also by a module that compiles itself, donates no buffers to its
+    backward pass, so that it can run more than once.
+    """
+    import torch
+    import torch._functorch.config as functorch_config
+
+    options: dict[str, Any] = {} if mode == "forward" else {"donated_buffer": False}
+    with torch.set_grad_enabled(mode != "forward"), functorch_config.patch(options):
         yield
 
 
@@ -106,21 +109,17 @@ class Compiled:
 def compiled(module: Module, *, backend: str = "inductor") -> Iterator[Compiled]:
     """Compile ``module`` for exactly its shapes, starting from an empty compiler.
 
-    Buffers are not donated to the backward pass, so that it can run more than once.
     The compiler is emptied again at the end.
     """
     import torch
     import torch._dynamo
-    import torch._functorch.config as functorch_config
 
     torch._dynamo.reset()
     _counters().clear()
-    options: dict[str, Any] = {"donated_buffer": False}
-    with functorch_config.patch(options):
-        try:
-            yield Compiled(module=torch.compile(module, dynamic=False, backend=backend))
-        finally:
-            torch._dynamo.reset()
+    try:
+        yield Compiled(module=torch.compile(module, dynamic=False, backend=backend))
+    finally:
+        torch._dynamo.reset()
 
 
 def _counters() -> Any:
@@ -131,21 +130,3 @@ def _counters() -> Any:
 
 def _compiled_frames() -> int:
     return int(_counters()["stats"]["unique_graphs"])
-
-
-def capture(calls: Sequence[Call]) -> Graph:
-    """Capture ``calls``, one after another, into one CUDA graph on the current device."""
-    import torch
-
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(GRAPH_WARM_UPS):
-            for call in calls:
-                call()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    return graph

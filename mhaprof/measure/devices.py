@@ -6,7 +6,9 @@ themselves know none.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
 import importlib.util
 import math
 import os
@@ -14,7 +16,7 @@ import platform
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -223,6 +225,57 @@ def tf32(allowed: bool) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def current(device: str) -> AbstractContextManager[object]:
+    """Return a context in which a CUDA device is torch's current one; nothing elsewhere.
+
+    Events, streams and waits that name no device are of the current one.
+    """
+    if not device.startswith("cuda"):
+        return contextlib.nullcontext()
+    import torch
+
+    return torch.cuda.device(torch.device(device))
+
+
+@contextmanager
+def side_stream(device: str) -> Iterator[None]:
+    """Run the body on a CUDA device, on a stream that is not its default one.
+
+    A graph cannot be captured on the default stream, and a backward operator runs on
+    the stream of its forward: so all that is timed of a point runs on this one.  It waits
+    for what was enqueued before.  Afterwards, by an error too, the device and the stream
+    from before are current again.
+    """
+    import torch
+
+    with current(device):
+        outer, side = torch.cuda.current_stream(), _stream_of(device)
+        side.wait_stream(outer)
+        with torch.cuda.stream(side):
+            yield
+        outer.wait_stream(side)
+
+
+@functools.cache
+def _stream_of(device: str) -> torch.cuda.Stream:
+    """Return the one side stream of a device: torch keeps the memory that is free by stream."""
+    import torch
+
+    return torch.cuda.Stream(torch.device(device))  # type: ignore[no-untyped-call]
+
+
+def synchronize(device: str) -> None:
+    """Wait until the device has done what was enqueued; nothing on a CPU."""
+    if device == "cpu":
+        return
+    import torch
+
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(torch.device(device))
+    else:
+        torch.accelerator.synchronize()
 
 
 def default_cache(device: str) -> Cache:

@@ -9,6 +9,7 @@ import contextlib
 import os
 import platform
 import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -74,6 +75,17 @@ def collect(device: str = "cpu", *, threads: int | None = None) -> Environment:
         git=git_state(Path.cwd()),
         settings=settings,
     )
+
+
+def collect_elsewhere(device: str) -> Environment:
+    """Return what ``collect`` finds in a fresh process, so that this one stays off the device.
+
+    A process that has asked a GPU for its free memory is on it until it ends, and those
+    that measure there would count it as a neighbour.
+    """
+    command = [sys.executable, "-m", __name__, device]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return Environment.model_validate_json(done.stdout)
 
 
 def _versions() -> dict[str, str]:
@@ -146,17 +158,10 @@ def _add_accelerator(
     gpu = nvidia.gpu_state(device)
     if gpu is None:
         return
-    hardware["driver"] = gpu.driver
-    state |= {
-        "sm_clock_mhz": gpu.sm_clock_mhz,
-        "sm_clock_max_mhz": gpu.sm_clock_max_mhz,
-        "memory_clock_mhz": gpu.memory_clock_mhz,
-        "power_w": gpu.power_w,
-        "power_limit_w": gpu.power_limit_w,
-        "temperature_c": gpu.temperature_c,
-        "throttle_reasons": ", ".join(gpu.throttle_reasons) or None,
-        "other_gpu_processes": gpu.other_processes,
-    }
+    values = gpu.values()
+    hardware["driver"] = values.pop("driver")
+    state["other_gpu_processes"] = values.pop("other_processes")
+    state.update(values)
 
 
 def git_state(folder: Path) -> dict[str, str | bool] | None:
@@ -186,3 +191,7 @@ def _text(file: Path) -> str | None:
         return file.read_text().strip()
     except OSError:
         return None
+
+
+if __name__ == "__main__":
+    print(collect(sys.argv[1]).model_dump_json())

@@ -8,7 +8,7 @@ this module knows of attention.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -20,25 +20,21 @@ from mhaprof.measure import (
     calls,
     conditions,
     devices,
+    graphs,
+    load,
     numerics,
     nvidia,
     sampling,
 )
 from mhaprof.measure.sampling import ProgressCallback, Samples, StopRule, WarmUp, sample, warm_up
 from mhaprof.measure.timers import Call, EventTimer, GraphTimer, Timer, WallTimer, launch_bound
-from mhaprof.records import Failed, Finding, Latency, Settings, Skipped
+from mhaprof.records import AUTO_BACKEND, Failed, Finding, Latency, Settings, Skipped
 
 if TYPE_CHECKING:
     import torch
 
 ACCELERATOR_WARM_UP = WarmUp(min_time_s=0.2)
 """Warm-up where clocks ramp up under load."""
-
-MOST_ROTATED_INPUTS = 16
-"""Most copies of the inputs that a CUDA graph rotates through."""
-
-LOAD_S = 0.02
-"""Length of the load under which a GPU's clocks and throttle reasons are read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +44,8 @@ class Subject:
     ``inputs(k)`` makes the k-th set of inputs, drawn from N(0, 1) with a seed of k, all
     of the same shapes.  ``shape`` is that of the result.  ``reference`` is the float64
     result of ``part`` of the problem on set 0: ``part(result)`` cuts the same rows from
-    the module's result (see ``numerics.checked_part``).
+    the module's result (see ``numerics.checked_part``).  ``backend`` is the attention
+    backend that the module asks for, ``AUTO_BACKEND`` if it leaves the choice to torch.
     """
 
     module: Callable[..., torch.Tensor]
@@ -57,6 +54,7 @@ class Subject:
     reference: torch.Tensor
     part: Callable[[torch.Tensor], torch.Tensor]
     tolerance: float
+    backend: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +77,7 @@ class _Setup:
     compiled: calls.Compiled | None
     first_call_s: float = 0.0
     check: numerics.Check | None = None
+    resolved_backend: str | None = None
     flags: dict[str, str] = field(default_factory=dict)
 
 
@@ -89,15 +88,13 @@ def measure(
     rule: StopRule | None = None,
     progress: ProgressCallback | None = None,
     least_s: float | None = None,
-    warn_math: bool = False,
 ) -> Timed | Failed | Skipped:
     """Measure one point under ``settings``, whose device and dtype are set.
 
     Returns ``Failed`` (``wrong_result``) without any time when the first result is
     wrong, ``Skipped`` (``backend_unavailable``) with torch's reasons when no kernel
     takes the problem.  ``least_s`` is the time below which the device's peak is
-    exceeded.  ``warn_math`` is for implementations that leave the backend to torch.
-    Raises UsageError for a timer that the device does not have.
+    exceeded.  Raises UsageError for a timer that the device does not have.
     """
     device = settings.device or "cpu"
     timer = choose_timer(device, settings)
@@ -105,9 +102,7 @@ def measure(
         refused = _first_call(subject, setup)
         if refused is not None:
             return refused
-        resolved = backend.resolved_backend(
-            lambda: setup.run(*setup.inputs), compiled=setup.compiled is not None
-        )
+        setup.resolved_backend = _resolved_backend(subject, setup)
         call = calls.mode_call(setup.run, setup.inputs, settings.mode)
         refused = _first_gradients(call, setup)
         if refused is not None:
@@ -121,9 +116,7 @@ def measure(
             call=call,
             rule=rule or StopRule(),
             progress=progress,
-            resolved=resolved,
             least_s=least_s,
-            warn_math=warn_math,
         )
 
 
@@ -148,17 +141,16 @@ def cpu_threads(settings: Settings) -> int:
 
 @contextmanager
 def _environment(subject: Subject, settings: Settings, device: str) -> Iterator[_Setup]:
-    """Set threads, TF32, gradients, the current device and the compiler; restore all."""
-    import torch
-
+    """Set threads, TF32, gradients, device, stream, backend, compiler; restore all."""
     with ExitStack() as stack:
         if device == "cpu":
             stack.enter_context(allocator.freed_memory_kept())
             stack.enter_context(devices.threads(cpu_threads(settings)))
         elif device.startswith("cuda"):
-            stack.enter_context(torch.cuda.device(torch.device(device)))
+            stack.enter_context(devices.side_stream(device))
         stack.enter_context(devices.tf32(settings.tf32))
         stack.enter_context(calls.gradients(settings.mode))
+        stack.enter_context(backend.pinned(subject.backend))
         compiled = None
         if settings.compile:
             compiled = stack.enter_context(calls.compiled(subject.module))
@@ -176,10 +168,10 @@ def _first_call(subject: Subject, setup: _Setup) -> Failed | Skipped | None:
 
     def call() -> torch.Tensor:
         result = setup.run(*setup.inputs)
-        synchronize(setup.device)
+        devices.synchronize(setup.device)
         return result
 
-    synchronize(setup.device)
+    devices.synchronize(setup.device)
     started = time.perf_counter()
     result, reason = backend.refusal_of(call)
     setup.first_call_s = time.perf_counter() - started
@@ -197,12 +189,29 @@ def _first_call(subject: Subject, setup: _Setup) -> Failed | Skipped | None:
     return None
 
 
+def _resolved_backend(subject: Subject, setup: _Setup) -> str | None:
+    """Return the backend that one call shows, or the only one there is.
+
+    torch.compile decomposes math while it traces, so that a compiled call shows nothing
+    of it: then the module as it is tells what torch chose.
+    """
+    if subject.backend in backend.UNSEEN_BACKENDS:
+        return subject.backend
+    inputs = setup.inputs
+    found = backend.resolved_backend(
+        lambda: setup.run(*inputs), compiled=setup.compiled is not None
+    )
+    if found is None and setup.compiled is not None:
+        return backend.resolved_backend(lambda: subject.module(*inputs))
+    return found
+
+
 def _first_gradients(call: Call, setup: _Setup) -> Failed | None:
     """Call the backward pass once, add it to the first call's time, check for NaN."""
     if setup.settings.mode != "forward":
         started = time.perf_counter()
         gradients = call()
-        synchronize(setup.device)
+        devices.synchronize(setup.device)
         setup.first_call_s += time.perf_counter() - started
         if not calls.finite(gradients):
             return Failed(code="wrong_result", message="a gradient is NaN or infinite")
@@ -219,18 +228,20 @@ def _timed(
     call: Call,
     rule: StopRule,
     progress: ProgressCallback | None,
-    resolved: str | None,
     least_s: float | None,
-    warn_math: bool,
 ) -> Timed:
     """Warm up, sample, and assemble the row."""
     settings, device = setup.settings, setup.device
-    call = _waiting(call, timer, device)
+    on_cuda = device.startswith("cuda")
+    timed_call = _waiting(call, timer, device)
     warm_rule = WarmUp() if device == "cpu" else ACCELERATOR_WARM_UP
-    warm_calls = warm_up(timer, call, rule=warm_rule, progress=progress)
+    warm_calls = warm_up(timer, timed_call, rule=warm_rule, progress=progress)
+    gpu_before = load.gpu_under_load(call, device) if on_cuda else None
     before = conditions.cpu_state()
-    taken = sample(timer, call, rule=rule, progress=progress)
+    taken = sample(timer, timed_call, rule=rule, progress=progress)
     after = conditions.cpu_state()
+    gpu_after = load.gpu_under_load(call, device) if on_cuda else None
+    setup.flags |= load.flags_of(gpu_before, gpu_after)
     if device == "cpu":
         _note(
             setup.flags,
@@ -244,8 +255,6 @@ def _timed(
                 paused_s=taken.paused_s,
             ),
         )
-    elif device.startswith("cuda"):
-        _note_gpu(setup.flags, gpu_under_load(call, device, stats.median(taken.samples_s)))
     graph_samples = None
     if isinstance(timer, EventTimer) and launch_bound(taken.samples_s, taken.enqueue_s):
         setup.flags["launch_bound"] = conditions.FLAG_SENTENCES["launch_bound"]
@@ -260,10 +269,10 @@ def _timed(
             taken,
             timer=timer,
             warmup_calls=warm_calls,
-            resolved=resolved,
             graph_samples=graph_samples,
+            gpu_states=(gpu_before, gpu_after),
         ),
-        findings=_findings(setup.flags, taken, rule, resolved if warn_math else None),
+        findings=_findings(subject, setup, taken, rule),
         interrupted=taken.interrupted,
     )
 
@@ -274,8 +283,8 @@ def _latency(
     *,
     timer: Timer,
     warmup_calls: int,
-    resolved: str | None,
     graph_samples: list[float] | None,
+    gpu_states: tuple[nvidia.GpuState | None, nvidia.GpuState | None],
 ) -> Latency:
     """Assemble the record of a row."""
     import torch
@@ -283,6 +292,7 @@ def _latency(
     settings, device, check = setup.settings, setup.device, setup.check
     assert check is not None
     on_cpu = device == "cpu"
+    gpu_before, gpu_after = (None if state is None else state.values() for state in gpu_states)
     return Latency(
         device=device,
         device_name=devices.device_name(device),
@@ -295,7 +305,7 @@ def _latency(
         mode=settings.mode,
         compiled=settings.compile,
         tf32=settings.tf32 if device.startswith("cuda") else None,
-        resolved_backend=resolved,
+        resolved_backend=setup.resolved_backend,
         samples_s=taken.samples_s,
         process_time_s=taken.process_time_s if on_cpu else None,
         enqueue_s=taken.enqueue_s,
@@ -306,43 +316,24 @@ def _latency(
         max_error=check.max_error,
         tolerance=check.tolerance,
         flags=list(setup.flags),
+        gpu_before=gpu_before,
+        gpu_after=gpu_after,
     )
 
 
-def _findings(
-    flags: dict[str, str], taken: Samples, rule: StopRule, resolved: str | None
-) -> list[Finding]:
+def _findings(subject: Subject, setup: _Setup, taken: Samples, rule: StopRule) -> list[Finding]:
     """Return one warning for each flag, for a time that did not converge, for math."""
-    found = [Finding(code=code, message=message) for code, message in flags.items()]
+    found = [Finding(code=code, message=message) for code, message in setup.flags.items()]
     if not taken.converged and not taken.interrupted and rule.samples is None:
         message = sampling.why_not_converged(taken.samples_s, rule)
         found.append(Finding(code="not_converged", message=message))
-    math = backend.math_finding(resolved)
+    math = backend.math_finding(setup.resolved_backend) if subject.backend == AUTO_BACKEND else None
     return found if math is None else [*found, math]
 
 
 def _note(flags: dict[str, str], flag: str, sentence: str | None) -> None:
     if sentence is not None:
         flags[flag] = sentence
-
-
-def _note_gpu(flags: dict[str, str], state: nvidia.GpuState | None) -> None:
-    """Flag throttling and neighbours of a GPU."""
-    if state is None:
-        return
-    if state.throttle_reasons:
-        flags["throttled"] = "the GPU lowered its clocks: " + ", ".join(state.throttle_reasons)
-    if state.other_processes:
-        flags["contended"] = f"{state.other_processes} other process(es) compute on the GPU"
-
-
-def gpu_under_load(call: Call, device: str, call_s: float) -> nvidia.GpuState | None:
-    """Read a GPU's state while it works: idle, it has nothing to throttle."""
-    for _ in range(max(1, min(200, int(LOAD_S / max(call_s, 1e-6))))):
-        call()
-    state = nvidia.gpu_state(device)
-    synchronize(device)
-    return state
 
 
 def _graph_samples(
@@ -361,22 +352,16 @@ def _graph_samples(
 
 
 def _graph_timer(subject: Subject, setup: _Setup, timer: Timer) -> tuple[GraphTimer, Call]:
-    """Capture the call on rotating inputs; return the timer of the replay, and it."""
+    """Capture the call, on rotating inputs unless hot; return the timer of the replay, and it."""
     assert isinstance(timer, EventTimer)
-    sets = rotated_inputs(subject, setup.inputs, l2_bytes=devices.l2_bytes(setup.device))
-    graph = calls.capture(
-        [calls.mode_call(setup.run, inputs, setup.settings.mode) for inputs in sets]
+    captured = graphs.calls_on(
+        lambda inputs: calls.mode_call(setup.run, inputs, setup.settings.mode),
+        setup.inputs,
+        subject.inputs,
+        cache=timer.cache,
+        l2_bytes=devices.l2_bytes(setup.device),
     )
-    return GraphTimer(events=timer, calls=len(sets)), graph.replay
-
-
-def rotated_inputs(
-    subject: Subject, first: tuple[torch.Tensor, ...], *, l2_bytes: int
-) -> Sequence[tuple[torch.Tensor, ...]]:
-    """Return sets of inputs that together fill twice the L2 cache: 2 to 16 of them."""
-    size = max(1, sum(tensor.numel() * tensor.element_size() for tensor in first))
-    count = max(2, min(MOST_ROTATED_INPUTS, -(-2 * l2_bytes // size)))
-    return [first, *(subject.inputs(index) for index in range(1, count))]
+    return GraphTimer(events=timer, calls=len(captured)), graphs.capture(captured).replay
 
 
 def _waiting(call: Call, timer: Timer, device: str) -> Call:
@@ -386,19 +371,7 @@ def _waiting(call: Call, timer: Timer, device: str) -> Call:
 
     def call_and_wait() -> object:
         result = call()
-        synchronize(device)
+        devices.synchronize(device)
         return result
 
     return call_and_wait
-
-
-def synchronize(device: str) -> None:
-    """Wait until the device has done what was enqueued; nothing on a CPU."""
-    if device == "cpu":
-        return
-    import torch
-
-    if device.startswith("cuda"):
-        torch.cuda.synchronize(torch.device(device))
-    else:
-        torch.accelerator.synchronize()

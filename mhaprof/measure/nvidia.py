@@ -6,12 +6,11 @@ driver, there is nothing to say and nothing fails.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeVar
-
-Answer = TypeVar("Answer")
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 THROTTLE_REASONS: Mapping[int, str] = {
     0x04: "power cap",
@@ -22,13 +21,16 @@ THROTTLE_REASONS: Mapping[int, str] = {
 }
 """Bits of NVML's clocks event reasons that mean lowered clocks (nvml.h)."""
 
+UUID_KINDS = ("GPU", "MIG")
+"""What NVML writes before the UUID that torch gives: a whole GPU, or a slice of one."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class GpuState:
     """The state of a GPU now; None for what the driver does not tell.
 
     Clocks in MHz as NVML gives them, power in watts, temperature in degrees Celsius.
-    ``other_processes`` counts compute processes besides this one.
+    ``other_processes`` counts compute processes besides this one and its parent.
     """
 
     driver: str | None
@@ -41,68 +43,106 @@ class GpuState:
     throttle_reasons: tuple[str, ...]
     other_processes: int | None
 
+    def values(self) -> dict[str, str | int | float | None]:
+        """Return the state as records keep it: throttle reasons are one text."""
+        return {**asdict(self), "throttle_reasons": ", ".join(self.throttle_reasons) or None}
+
 
 def gpu_state(device: str) -> GpuState | None:
-    """Read the state of a CUDA device (``cuda``, ``cuda:1``); None without NVML.
+    """Read the state of a CUDA device (``cuda``, ``cuda:1``) now; None without NVML."""
+    with reader(device) as read:
+        return None if read is None else read()
 
-    The device is found by its UUID: NVML counts all GPUs, torch the visible ones.
+
+@contextlib.contextmanager
+def reader(device: str) -> Iterator[Callable[[], GpuState] | None]:
+    """Open NVML, yield what reads the state of a CUDA device, and close it again.
+
+    Opening takes longer than reading.  None without NVML, or where it does not know the
+    device, which is found by its UUID: NVML counts all GPUs, torch the visible ones.
     """
-    return _asked(lambda nvml: read_state(nvml, nvml.nvmlDeviceGetHandleByUUID(_uuid(device))))
+    with _opened() as nvml:
+        handle = None if nvml is None else _handle(nvml, device)
+        yield None if handle is None else lambda: read_state(nvml, handle)
 
 
 def driver_version() -> str | None:
     """Return the version of the NVIDIA driver; None without NVML."""
-    return _asked(_driver)
+    with _opened() as nvml:
+        return None if nvml is None else _driver(nvml)
 
 
-def _asked(read: Callable[[Any], Answer]) -> Answer | None:
-    """Return what NVML answers, or None where it is not there or refuses."""
+@contextlib.contextmanager
+def _opened() -> Iterator[Any]:
+    """Yield NVML, open; None where it is not there or refuses."""
     nvml = _nvml()
-    if nvml is None:
-        return None
-    try:
-        nvml.nvmlInit()
+    if nvml is not None:
         try:
-            return read(nvml)
-        finally:
-            nvml.nvmlShutdown()
-    except nvml.NVMLError:
+            nvml.nvmlInit()
+        except nvml.NVMLError:
+            nvml = None
+    try:
+        yield nvml
+    finally:
+        if nvml is not None:
+            _ask(nvml, "nvmlShutdown")
+
+
+def _ask(nvml: Any, function: str, *arguments: object) -> Any:
+    """Return what a function of NVML answers; None where the driver or pynvml lacks it."""
+    try:
+        return getattr(nvml, function)(*arguments)
+    except (nvml.NVMLError, AttributeError):
         return None
 
 
-def _driver(nvml: Any) -> str:
-    version = nvml.nvmlSystemGetDriverVersion()
-    return version.decode() if isinstance(version, bytes) else str(version)
+def _driver(nvml: Any) -> str | None:
+    version = _ask(nvml, "nvmlSystemGetDriverVersion")
+    return version.decode() if isinstance(version, bytes) else version
+
+
+def _handle(nvml: Any, device: str) -> Any:
+    uuid = _uuid(device)
+    handles = (_ask(nvml, "nvmlDeviceGetHandleByUUID", f"{kind}-{uuid}") for kind in UUID_KINDS)
+    return next((handle for handle in handles if handle is not None), None)
 
 
 def read_state(nvml: Any, handle: Any) -> GpuState:
     """Read the state behind an NVML handle; each value that fails is None."""
 
-    def ask(read: Callable[[], Any]) -> Any:
-        try:
-            return read()
-        except nvml.NVMLError:
-            return None
+    def ask(function: str, *arguments: object) -> Any:
+        return _ask(nvml, f"nvmlDeviceGet{function}", handle, *arguments)
 
-    reasons = ask(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)) or 0
-    processes = ask(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
-    power = ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
-    limit = ask(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
+    # One function under its two names: drivers and pynvml of before 2023 know the second.
+    reasons = ask("CurrentClocksEventReasons") or ask("CurrentClocksThrottleReasons") or 0
+    processes = ask("ComputeRunningProcesses")
+    power, limit = ask("PowerUsage"), ask("EnforcedPowerLimit")
     return GpuState(
-        driver=ask(lambda: _driver(nvml)),
-        sm_clock_mhz=ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
-        sm_clock_max_mhz=ask(lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)),
-        memory_clock_mhz=ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
+        driver=_driver(nvml),
+        sm_clock_mhz=ask("ClockInfo", nvml.NVML_CLOCK_SM),
+        sm_clock_max_mhz=ask("MaxClockInfo", nvml.NVML_CLOCK_SM),
+        memory_clock_mhz=ask("ClockInfo", nvml.NVML_CLOCK_MEM),
         power_w=None if power is None else power / 1000,
         power_limit_w=None if limit is None else limit / 1000,
-        temperature_c=ask(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
+        temperature_c=ask("Temperature", nvml.NVML_TEMPERATURE_GPU),
         throttle_reasons=tuple(
             name for bit, name in THROTTLE_REASONS.items() if int(reasons) & bit
         ),
         other_processes=None
         if processes is None
-        else sum(process.pid != os.getpid() for process in processes),
+        else _others([process.pid for process in processes]),
     )
+
+
+def _others(pids: Collection[int]) -> int:
+    """Count the processes that are neither this one nor its parent, which only waits.
+
+    Inside a container NVML may list the numbers that the host gives: none of them is
+    this process's, and one of them is this process.
+    """
+    own = os.getpid()
+    others = sum(pid not in (own, os.getppid()) for pid in pids)
+    return others if own in pids else max(0, others - 1)
 
 
 def _nvml() -> Any:
@@ -116,4 +156,4 @@ def _nvml() -> Any:
 def _uuid(device: str) -> str:
     import torch
 
-    return f"GPU-{torch.cuda.get_device_properties(torch.device(device)).uuid}"
+    return str(torch.cuda.get_device_properties(torch.device(device)).uuid)

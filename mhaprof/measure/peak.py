@@ -11,8 +11,9 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from mhaprof.measure.latency import synchronize
+from mhaprof.measure import devices
 from mhaprof.measure.timers import Call
+from mhaprof.records import Dtype
 
 STATUS = Path("/proc/self/status")
 CLEAR_REFS = Path("/proc/self/clear_refs")
@@ -24,34 +25,51 @@ SAMPLE_S = 0.001
 """How often resident memory is looked at where the system keeps no peak."""
 
 
-def measured_peak(build: Callable[[], Call], *, device: str) -> int | None:
+def measured_peak(
+    build: Callable[[], Call], *, device: str, dtype: Dtype = "float32"
+) -> int | None:
     """Return the peak bytes of a call above what the process held before ``build``.
 
     ``build`` makes weights, inputs and the call; they count.  The call runs twice, and
     the second counts: the first loads what is loaded lazily.  On a CPU resident memory,
     also of other threads, so that a fresh process gives the cleanest number; on CUDA
-    what the allocator handed out (not what it reserved).  None on other accelerators.
+    what the allocator handed out (not what it reserved), without the workspace that
+    cuBLAS keeps for products of ``dtype``.  None on other accelerators.
     """
     # Garbage of earlier points, freed on the way, would make the peak smaller than it is.
     gc.collect()
     if device == "cpu":
         return _resident_peak(build)
     if device.startswith("cuda"):
-        return _allocator_peak(build, device)
+        return _allocator_peak(build, device, dtype)
     return None
 
 
-def _allocator_peak(build: Callable[[], Call], device: str) -> int:
+def _allocator_peak(build: Callable[[], Call], device: str, dtype: Dtype) -> int:
     import torch
 
+    _multiply(device, dtype)
     before = torch.cuda.memory_allocated(device)
     call = build()
     call()
-    synchronize(device)
+    devices.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     call()
-    synchronize(device)
+    devices.synchronize(device)
     return int(torch.cuda.max_memory_allocated(device) - before)
+
+
+def _multiply(device: str, dtype: Dtype) -> None:
+    """Run a small product and its gradient, so that cuBLAS has its workspaces (tens of MiB).
+
+    It takes one from torch's allocator for each thread and stream that it works for, at
+    the first product, and keeps it: gradients are computed by a thread of their own.
+    """
+    import torch
+
+    with torch.enable_grad():
+        square = torch.ones(16, 16, device=device, dtype=getattr(torch, dtype), requires_grad=True)
+        torch.autograd.grad((square @ square).sum(), square)
 
 
 def _resident_peak(build: Callable[[], Call]) -> int:

@@ -165,10 +165,11 @@ class Graph(Protocol):
 class GraphTimer:
     """Time the replay of a captured graph: device time without the host's launches.
 
-    The graph holds ``calls`` calls, each on its own input buffers, so that one call
-    does not find its inputs in the cache because the last one left them there; a
-    sample is the time of one replay divided by ``calls``.  The call that ``batch``
-    gets must be a replay.
+    The graph holds ``calls`` calls; a sample is the time of one replay divided by them.
+    Cold, each has input buffers of its own, so that one call does not find its inputs
+    in the cache because the last one left them there; the weights are the same in all,
+    and only the first call of a replay finds them cold.  Hot, all have the same inputs.
+    The call that ``batch`` gets must be a replay.
     """
 
     events: EventTimer

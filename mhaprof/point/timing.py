@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from mhaprof.point.options import MeasureOptions
@@ -74,34 +75,42 @@ def time_point(
         rule=rule,
         progress=progress,
         least_s=least_s,
-        warn_math=implementation.name == "sdpa",
     )
 
 
 def peak_bytes(point: Point, implementation: Implementation, *, seed: int) -> int | None:
-    """Measure the peak bytes of one call, weights and inputs included.
+    """Measure the peak bytes of one call, weights and inputs included, as it is timed.
 
-    None on an accelerator that keeps no such record.
+    None on an accelerator that keeps no such record.  On a CPU what the compiler leaves
+    in memory counts, if ``compile`` is set.
     """
     import torch
 
     from mhaprof.attention.base import canonical_weights, make_inputs
-    from mhaprof.measure.calls import gradients, mode_call
-    from mhaprof.measure.devices import threads
+    from mhaprof.measure import backend, calls, devices
     from mhaprof.measure.peak import measured_peak
 
     spec, settings = point.spec, point.settings
     device = settings.device or "cpu"
     dtype: torch.dtype = getattr(torch, settings.dtype or "float32")
 
-    def build() -> Callable[[], object]:
-        weights = canonical_weights(spec, seed=seed, dtype=dtype, device=device)
-        module = _built(implementation, spec, dtype, torch.device(device), weights)
-        inputs = make_inputs(spec, seed=seed, dtype=dtype, device=device)
-        return mode_call(module, inputs, settings.mode)
+    with ExitStack() as stack:
+        stack.enter_context(devices.threads(settings.threads if device == "cpu" else None))
+        stack.enter_context(devices.current(device))
+        stack.enter_context(devices.tf32(settings.tf32))
+        stack.enter_context(calls.gradients(settings.mode))
+        stack.enter_context(backend.pinned(implementation.backend))
 
-    with gradients(settings.mode), threads(settings.threads if device == "cpu" else None):
-        return measured_peak(build, device=device)
+        def build() -> Callable[[], object]:
+            weights = canonical_weights(spec, seed=seed, dtype=dtype, device=device)
+            module = _built(implementation, spec, dtype, torch.device(device), weights)
+            inputs = make_inputs(spec, seed=seed, dtype=dtype, device=device)
+            if settings.compile:
+                compiled = stack.enter_context(calls.compiled(module))
+                return calls.mode_call(compiled.module, inputs, settings.mode)
+            return calls.mode_call(module, inputs, settings.mode)
+
+        return measured_peak(build, device=device, dtype=settings.dtype or "float32")
 
 
 def make_subject(point: Point, implementation: Implementation, *, seed: int) -> Subject:
@@ -135,6 +144,7 @@ def make_subject(point: Point, implementation: Implementation, *, seed: int) -> 
         reference=reference,
         part=part.output,
         tolerance=numerics.tolerance(spec, dtype=settings.dtype or "float32", tf32=settings.tf32),
+        backend=implementation.backend,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -54,3 +55,38 @@ def test_gradients_on_a_cpu_are_refused() -> None:
     )
     assert rejection is not None
     assert rejection.code == "backward_unsupported"
+
+
+NARROW = {"kv_lora_rank": 8, "qk_nope_head_dim": 32, "qk_rope_head_dim": 8, "v_head_dim": 32}
+RAISED = {"kv_lora_rank": 32, "qk_nope_head_dim": 4, "qk_rope_head_dim": 2, "v_head_dim": 32}
+
+
+@pytest.mark.parametrize(
+    ("fields", "widths"),
+    [
+        ({"head_dim": 8, "v_head_dim": 64}, (8, 64)),
+        ({"head_dim": 64, "v_head_dim": 8}, (64, 8)),
+        ({**NARROW, "latent_form": "absorbed"}, (16, 8)),
+        ({**RAISED, "latent_form": "expanded"}, (6, 32)),
+    ],
+)
+def test_heads_too_narrow_for_triton_are_refused_on_a_gpu(
+    fields: dict[str, Any], widths: tuple[int, int]
+) -> None:
+    flex, spec = attention.get("flex"), AttentionSpec(**fields)
+    for device in ("cuda", "cuda:1", "xpu"):
+        rejection = flex.rejects(spec, device=device, dtype="bfloat16")
+        assert rejection is not None
+        assert rejection.code == "backend_unavailable"
+        assert "at least 16 wide; its keys are {} wide here, its values {}".format(*widths) in (
+            rejection.message
+        )
+    assert flex.rejects(spec, device="cpu", dtype="bfloat16") is None
+
+
+@pytest.mark.parametrize("fields", [{"head_dim": 16}, {**RAISED, "latent_form": "absorbed"}])
+def test_heads_of_sixteen_are_not_too_narrow(fields: dict[str, Any]) -> None:
+    rejection = attention.get("flex").rejects(
+        AttentionSpec(**fields), device="cuda", dtype="bfloat16"
+    )
+    assert rejection is None or "wide" not in rejection.message

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
+from contextlib import AbstractContextManager
+
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import CausalBias
 from torch.profiler import ProfilerActivity, profile
 
 from mhaprof import attention
-from mhaprof.attention.base import canonical_weights, make_inputs
+from mhaprof.attention import sdpa
+from mhaprof.attention.base import canonical_weights, make_inputs, visible_mask
 from mhaprof.spec import AttentionSpec
 
 SPEC = AttentionSpec(batch=1, tokens=8, dim=32, heads=4)
@@ -103,3 +109,65 @@ def test_a_device_that_torch_was_not_built_for_is_a_reason_too() -> None:
     rejection = attention.get("sdpa-flash").rejects(SPEC, device="cuda", dtype="float16")
     assert rejection is not None
     assert rejection.code == "backend_unavailable"
+
+
+BOTTOM_RIGHT = AttentionSpec(batch=1, tokens=3, kv_tokens=8, dim=16, heads=2, causal="bottom-right")
+
+
+@pytest.mark.parametrize(
+    ("backend", "passed_on"),
+    [
+        (None, True),
+        (SDPBackend.FLASH_ATTENTION, True),
+        (SDPBackend.EFFICIENT_ATTENTION, True),
+        (SDPBackend.CUDNN_ATTENTION, False),
+        (SDPBackend.MATH, False),
+    ],
+)
+def test_a_mask_at_the_bottom_right_is_made_once_where_no_kernel_knows_it(
+    backend: SDPBackend | None, passed_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sdpa, "_device_type", lambda: "cuda")
+    core = sdpa.SdpaCore(BOTTOM_RIGHT, backend=backend, expand=False)
+    assert isinstance(core.lower_right, CausalBias) == passed_on
+    assert core.lower_right is None or core.lower_right.numel() == 0
+    assert (core.mask is None) == passed_on
+    if not passed_on:
+        assert core.mask is not None
+        assert torch.equal(core.mask, visible_mask(BOTTOM_RIGHT))  # type: ignore[arg-type]
+
+
+def test_the_causal_bias_is_right_and_made_before_the_first_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain = sdpa.SdpaCore(BOTTOM_RIGHT, backend=None, expand=False)
+    monkeypatch.setattr(sdpa, "_device_type", lambda: "cuda")
+    core = sdpa.SdpaCore(BOTTOM_RIGHT, backend=None, expand=False)
+    monkeypatch.setattr(CausalBias, "__init__", lambda *_: pytest.fail("made in a call"))
+    queries, keys = torch.randn(1, 2, 3, 8), torch.randn(1, 2, 8, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert torch.allclose(core(queries, keys, keys), plain(queries, keys, keys), atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION])
+def test_a_backend_that_is_pinned_already_is_not_pinned_again(
+    backend: SDPBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pins: list[SDPBackend] = []
+
+    def pin(backend: SDPBackend) -> AbstractContextManager[object]:
+        pins.append(backend)
+        return sdpa_kernel(backend)
+
+    monkeypatch.setattr(sdpa, "sdpa_kernel", pin)
+    core = sdpa.SdpaCore(SPEC, backend=backend, expand=False)
+    q = torch.randn(1, 4, 8, 8)
+    with sdpa_kernel(backend):
+        core(q, q, q)
+        assert pins == []
+    for others in (SDPBackend.EFFICIENT_ATTENTION, [backend, SDPBackend.CUDNN_ATTENTION]):
+        with sdpa_kernel(others):  # type: ignore[arg-type]
+            core(q, q, q)
+    core(q, q, q)
+    assert pins == [backend] * 3

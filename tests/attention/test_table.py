@@ -12,6 +12,7 @@ from mhaprof import attention
 from mhaprof.attention import rejections
 from mhaprof.attention.rejections import REJECTION_CODES
 from mhaprof.errors import UsageError
+from mhaprof.records import AUTO_BACKEND
 from mhaprof.spec import AttentionSpec
 
 
@@ -126,3 +127,17 @@ def test_unfused_implementations_hold_their_scores_and_flex_does_on_a_cpu() -> N
         "flex",
     }
     assert not attention.get("flex").holds_scores(device="cuda:0")
+
+
+def test_each_implementation_says_which_backend_it_asks_for() -> None:
+    asked = {name: attention.get(name).backend for name in attention.names()}
+    assert {name: backend for name, backend in asked.items() if backend is not None} == {
+        "sdpa": AUTO_BACKEND,
+        "sdpa-expand": AUTO_BACKEND,
+        "sdpa-math": "math",
+        "sdpa-flash": "flash",
+        "sdpa-efficient": "efficient",
+        "sdpa-cudnn": "cudnn",
+        "torch-mha": AUTO_BACKEND,
+        "flex": "flex",
+    }

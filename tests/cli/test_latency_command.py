@@ -11,6 +11,7 @@ import torch
 
 from mhaprof.measure import sampling
 from mhaprof.measure.timers import WallTimer
+from mhaprof.records import Settings
 from mhaprof.report.times import comparison_notes
 
 SMALL = ("--batch", 1, "--tokens", 32, "--dim", 32, "--heads", 4, "--device", "cpu")
@@ -78,6 +79,12 @@ def test_the_backend_that_ran_is_named(timed: dict[str, Any]) -> None:
     assert [row["resolved_backend"] for row in timed["rows"]] == [None, "flash"]
 
 
+def test_flex_says_what_ran(mhaprof: Any) -> None:
+    ran = mhaprof("latency", *SMALL, *QUICK, "--impl", "flex", "--format", "json")
+    (row,) = ran.rows
+    assert (row["status"], row["resolved_backend"]) == ("ok", "flex")
+
+
 def test_the_roofline_uses_the_peaks_that_were_given(timed: dict[str, Any]) -> None:
     for row in timed["rows"]:
         assert (row["peak_tflops"], row["peak_gbps"]) == (1000, 100000)
@@ -113,6 +120,8 @@ def test_raw_samples_are_kept(timed: dict[str, Any]) -> None:
     for raw, row in zip(timed["raw"], timed["rows"], strict=True):
         assert len(raw["samples_s"]) == 5
         assert sorted(raw["samples_s"])[2] == row["latency_median_s"]
+        assert raw["gpu_before"] is raw["gpu_after"] is None
+        assert "gpu_before" not in row
 
 
 def test_an_unknown_device_gets_no_roofline(mhaprof: Any, monkeypatch: pytest.MonkeyPatch,
@@ -238,6 +247,23 @@ def test_a_turn_is_asked_for_before_each_point_and_between_batches(
     second = asked.index("point", 1)
     assert "batch" in asked[1:second]
     assert "batch" in asked[second:]
+
+
+def test_the_parent_of_replicates_stays_off_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mhaprof.cli.latency import _environment
+    from mhaprof.measure import environment
+
+    asked: list[str] = []
+
+    def describe(where: str) -> Any:
+        return lambda device, **_: asked.append(f"{device} {where}")
+
+    monkeypatch.setattr(environment, "collect", describe("here"))
+    monkeypatch.setattr(environment, "collect_elsewhere", describe("elsewhere"))
+    for device in ("cuda:1", "cpu"):
+        _environment([Settings(device=device)], elsewhere=True)
+    _environment([Settings(device="cuda:1")], elsewhere=False)
+    assert asked == ["cuda:1 elsewhere", "cpu here", "cuda:1 here"]
 
 
 def test_interruption_keeps_what_was_measured(

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Run the checks that need a CUDA device, in under four minutes, and keep what they measured.
+# Run all checks that need a CUDA device, in under four minutes, and keep what they measured.
+# Timing comes first, the implementations, whose flex kernels are compiled, last.
 #
 #     tests/gpu/run.sh [DIRECTORY]        (default: $OUT, else results/gpu)
 #
@@ -21,7 +22,8 @@ export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 export MHAPROF_GPU_RESULTS="$out/cuda_timing.json"
 # The interrupt lets pytest write what it has when the time is over.
 timeout --signal=INT --kill-after=10 "$limit_s" \
-    "$python" -m pytest -m gpu tests/gpu -v --junitxml="$out/junit.xml" 2>&1 | tee "$out/pytest.log"
+    "$python" -m pytest -m gpu tests/gpu tests/sweep/test_gpu_workers.py tests/attention/test_on_a_gpu.py \
+    -v --durations=10 --junitxml="$out/junit.xml" 2>&1 | tee "$out/pytest.log"
 code=${PIPESTATUS[0]}
 echo "results in $out, exit code $code"
 exit "$code"

@@ -21,10 +21,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from mhaprof import roofline, stats
 from mhaprof.errors import Unavailable
-from mhaprof.measure import devices, environment, nvidia, peak
+from mhaprof.measure import calibrate, devices, environment, nvidia, peak
 from mhaprof.measure.latency import Subject, Timed, measure
 from mhaprof.measure.sampling import StopRule, WarmUp, sample, warm_up
-from mhaprof.records import Settings
+from mhaprof.point import MeasureOptions, measure_point
+from mhaprof.records import Measured, Point, Settings
+from mhaprof.spec import AttentionSpec
 
 pytestmark = [
     pytest.mark.gpu,
@@ -54,11 +56,11 @@ class Attention(nn.Module):
 
 
 def drawn(
-    shape: tuple[int, ...] = SHAPE, dtype: torch.dtype = torch.bfloat16
+    shape: tuple[int, ...] = SHAPE, dtype: torch.dtype = torch.bfloat16, device: str = "cuda"
 ) -> Callable[[int], tuple[torch.Tensor, ...]]:
     def inputs(index: int) -> tuple[torch.Tensor, ...]:
-        generator = torch.Generator(device="cuda").manual_seed(index)
-        return (torch.randn(shape, generator=generator, device="cuda", dtype=dtype),)
+        generator = torch.Generator(device=device).manual_seed(index)
+        return (torch.randn(shape, generator=generator, device=device, dtype=dtype),)
 
     return inputs
 
@@ -67,8 +69,9 @@ def subject(
     shape: tuple[int, ...] = SHAPE,
     dtype: torch.dtype = torch.bfloat16,
     module: Callable[..., torch.Tensor] | None = None,
+    device: str = "cuda",
 ) -> Subject:
-    inputs = drawn(shape, dtype)
+    inputs = drawn(shape, dtype, device)
     (q,) = inputs(0)
     exact = q[-1:, :, -16:].double(), q[-1:].double()
     scores = exact[0] @ exact[1].transpose(-1, -2) * shape[-1] ** -0.5
@@ -146,10 +149,122 @@ def test_the_graph_timer_agrees_with_events_on_a_long_kernel(results: dict[str, 
     assert abs(results["graph_over_events"] - 1) <= 0.05
 
 
+@pytest.mark.parametrize("mode", ["backward", "forward-backward"])
+def test_a_graph_of_gradients_agrees_with_events(mode: str, results: dict[str, Any]) -> None:
+    events = row(mode=mode).latency.summary.median
+    graph = row(mode=mode, timer="graph").latency
+    assert graph.timer == "cuda-graph"
+    results[f"{mode}_graph_over_events"] = graph.summary.median / events
+    assert abs(results[f"{mode}_graph_over_events"] - 1) <= 0.1
+
+
+def test_a_hot_graph_is_no_slower_than_a_cold_one(results: dict[str, Any]) -> None:
+    small = subject((1, 8, 2048, 64))
+    hot = row(small, timer="graph", cache="hot").latency
+    cold = row(small, timer="graph", cache="cold").latency
+    assert (hot.cache, cold.cache) == ("hot", "cold")
+    results["cold_over_hot_graph"] = cold.summary.median / hot.summary.median
+    assert hot.summary.median <= 1.05 * cold.summary.median
+
+
+def test_a_call_that_cannot_be_captured_leaves_the_stream_and_the_next_graph_alone() -> None:
+    class Waits(Attention):
+        def forward(self, q: torch.Tensor) -> torch.Tensor:
+            torch.cuda.synchronize()
+            return super().forward(q)
+
+    before = torch.cuda.current_stream()
+    tiny = (1, 1, 64, 64)
+    found = row(subject(tiny, module=Waits()))
+    assert found.latency.graph_samples_s is None
+    assert "(none: " in next(f.message for f in found.findings if f.code == "launch_bound")
+    assert torch.cuda.current_stream() == before
+    assert row(subject(tiny)).latency.graph_samples_s
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU: there is no cuda:1")
+def test_a_second_device_has_its_own_stream_events_and_graph() -> None:
+    for device in ("cuda", "cuda:1"):
+        found = row(subject(device=device), device=device).latency
+        graph = row(subject(device=device), device=device, timer="graph", mode="backward").latency
+        assert found.device == graph.device == device
+        assert found.summary.median > 200e-6, "the events are of another device"
+    assert torch.cuda.current_device() == 0
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU: there is no cuda:1")
+def test_a_second_device_is_calibrated_by_its_own_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrate, "DTYPES", ("bfloat16",))
+    first, second = (calibrate.calibrate(device) for device in ("cuda:0", "cuda:1"))
+    assert 0.5 < second.tflops["bfloat16"] / first.tflops["bfloat16"] < 2
+
+
 def test_the_wall_timer_waits_for_the_device() -> None:
     wall = row(timer="wall").latency
     assert wall.timer == "wall"
     assert wall.summary.median >= 0.95 * row().latency.summary.median
+
+
+def test_a_row_keeps_the_clocks_of_the_gpu_under_load(results: dict[str, Any]) -> None:
+    pytest.importorskip("pynvml")
+    found = row().latency
+    assert found.gpu_before is not None
+    assert found.gpu_after is not None
+    for state in (found.gpu_before, found.gpu_after):
+        assert isinstance(state["sm_clock_mhz"], int)
+        assert isinstance(state["sm_clock_max_mhz"], int)
+        assert state["sm_clock_mhz"] > state["sm_clock_max_mhz"] / 2, "the clocks of an idle GPU"
+    results["gpu_after"] = found.gpu_after
+
+
+def test_neither_this_process_nor_the_parent_of_replicates_is_a_neighbour(
+    results: dict[str, Any],
+) -> None:
+    pytest.importorskip("pynvml")
+    alone = row().latency.gpu_after
+    assert alone is not None
+    assert alone["other_processes"] == 0, "the check needs a GPU of its own"
+    command = [sys.executable, "-m", "mhaprof", "latency", "--impl", "sdpa", "--device", "cuda"]
+    command += ["--batch", "1", "--replicates", "2", "--max-time", "1", "--min-time", "0.1"]
+    done = subprocess.run(
+        [*command, "--format", "json"], capture_output=True, text=True, check=True
+    )
+    (found,) = json.loads(done.stdout)["rows"]
+    results["message_of_replicates"] = found["message"]
+    # This process is on the GPU, too; the one that starts the replicates must not be.
+    assert "2 other process" not in (found["message"] or "")
+
+
+@pytest.mark.parametrize(("mode", "compiled"), [("backward", False), ("forward", True)])
+def test_a_flex_row_names_its_backend_and_runs_its_backward_more_than_once(
+    mode: str, compiled: bool
+) -> None:
+    spec = AttentionSpec(batch=1, tokens=256, dim=64, heads=4)
+    settings = Settings(device="cuda", dtype="bfloat16", mode=mode, compile=compiled)  # type: ignore[arg-type]
+    point = Point(name="p", spec=spec, implementation="flex", settings=settings)
+    options = MeasureOptions(max_time_s=0.5, min_time_s=0.1)
+    found = measure_point(point, what={"latency", "memory"}, options=options).outcome
+    assert isinstance(found, Measured), found
+    assert found.latency is not None
+    assert found.latency.resolved_backend == "flex"
+    assert found.memory is not None
+    assert found.memory.peak_bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "compiled"), [("sdpa", False), ("sdpa", True), ("sdpa-efficient", False)]
+)
+def test_a_mask_at_the_bottom_right_runs_on_a_named_backend(name: str, compiled: bool) -> None:
+    spec = AttentionSpec(
+        batch=1, tokens=256, kv_tokens=512, dim=128, heads=2, causal="bottom-right"
+    )
+    settings = Settings(device="cuda", dtype="float32", compile=compiled)
+    point = Point(name="p", spec=spec, implementation=name, settings=settings)
+    options = MeasureOptions(max_time_s=0.5, min_time_s=0.1)
+    found = measure_point(point, what={"latency"}, options=options).outcome
+    assert isinstance(found, Measured), found
+    assert found.latency is not None
+    assert found.latency.resolved_backend == "efficient"
 
 
 @pytest.mark.parametrize("mode", ["backward", "forward-backward"])
@@ -186,6 +301,15 @@ def test_the_measured_peak_is_the_allocators() -> None:
     found = peak.measured_peak(build, device="cuda")
     assert found is not None
     assert 512 * 2**20 <= found < 540 * 2**20
+
+
+def test_the_measured_peak_does_not_depend_on_what_ran_before() -> None:
+    def build() -> Callable[[], object]:
+        square = torch.ones(1024, 1024, device="cuda")
+        return lambda: square @ square
+
+    found = [peak.measured_peak(build, device="cuda") for _ in range(2)]
+    assert found == [2 * 4 * 2**20] * 2
 
 
 def test_the_device_has_peaks_or_none_and_the_rate_is_below_them(results: dict[str, Any]) -> None:

@@ -9,7 +9,13 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from mhaprof.measure.backend import backend_of, math_finding, refusal_of, resolved_backend
+from mhaprof.measure.backend import (
+    backend_of,
+    math_finding,
+    pinned,
+    refusal_of,
+    resolved_backend,
+)
 
 Q = torch.randn(1, 4, 16, 8, generator=torch.Generator().manual_seed(1))
 
@@ -52,12 +58,33 @@ def test_the_fast_path_of_multi_head_attention_is_named() -> None:
         ({"_scaled_dot_product_efficient_attention", "mm"}, "efficient"),
         ({"_scaled_dot_product_cudnn_attention"}, "cudnn"),
         ({"flex_attention"}, "flex"),
+        ({"_efficient_attention_forward", "transpose"}, "efficient"),
+        ({"_flash_attention_forward"}, "flash"),
+        ({"_native_multi_head_attention", "_flash_attention_forward"}, "native-mha"),
         ({"_scaled_dot_product_attention_math", "_safe_softmax"}, "math"),
         ({"mm", "_softmax"}, None),
     ],
 )
 def test_backends_by_their_operators(operators: set[str], backend: str | None) -> None:
     assert backend_of(operators) == backend
+
+
+def test_flex_attention_of_a_users_module_is_seen() -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    compiled = torch.compile(flex_attention, backend="eager", dynamic=False, fullgraph=True)
+    with torch.no_grad():
+        compiled(Q, Q, Q)
+        assert resolved_backend(lambda: compiled(Q, Q, Q)) == "flex"
+    torch._dynamo.reset()
+
+
+def test_a_backend_is_pinned_by_its_name_alone() -> None:
+    with pinned("math"):
+        assert resolved_backend(lambda: sdpa(Q, Q, Q)) == "math"
+    for name in ("auto", "flex", None):
+        with pinned(name):
+            assert resolved_backend(lambda: sdpa(Q, Q, Q)) == "flash"
 
 
 def test_a_compiled_module_is_seen_without_leaving_its_graph(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import pytest
 
 from mhaprof.measure import calibrate as module
+from mhaprof.measure import devices
 from mhaprof.measure.calibrate import calibrate
 from mhaprof.measure.sampling import StopRule, WarmUp
 
@@ -53,3 +57,24 @@ def test_a_dtype_that_the_device_refuses_is_left_out(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch, "mm", refusing)
     peaks = calibrate("cpu", threads=1, size=64, copy_bytes=2**20)
     assert set(peaks.tflops) == {"float64", "float32", "bfloat16"}
+
+
+def test_a_device_is_the_current_one_while_it_is_calibrated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log: list[str] = []
+
+    @contextlib.contextmanager
+    def current(device: str) -> Iterator[None]:
+        log.append(f"enter {device}")
+        yield
+        log.append("leave")
+
+    def fastest(device: str, call: object) -> float:
+        log.append("measure")
+        return 1e-3
+
+    monkeypatch.setattr(devices, "current", current)
+    monkeypatch.setattr(module, "_fastest", fastest)
+    calibrate("cpu", threads=1, size=64, copy_bytes=2**20)
+    assert log == ["enter cpu", *["measure"] * 5, "leave"]

@@ -95,7 +95,21 @@ def test_points_do_not_share_a_compiler() -> None:
 
 def test_a_compiled_backward_pass_runs_more_than_once() -> None:
     module, x = nn.Linear(4, 4), torch.randn(2, 4)
-    with compiled(module, backend="aot_eager") as result:
+    with gradients("backward"), compiled(module, backend="aot_eager") as result:
         call = mode_call(result.module, (x,), "backward")
         first, second = call(), call()
     assert all(map(torch.equal, first, second))  # type: ignore[call-overload]
+
+
+def test_a_module_that_compiles_itself_runs_its_backward_more_than_once() -> None:
+    torch._dynamo.reset()
+    module = torch.compile(lambda x: (x.exp() @ x).sin(), backend="aot_eager", dynamic=False)
+    with gradients("backward"):
+        assert not torch._functorch.config.donated_buffer
+        call = mode_call(module, (torch.randn(4, 4),), "backward")
+        first, second = call(), call()
+    assert all(map(torch.equal, first, second))  # type: ignore[call-overload]
+    assert torch._functorch.config.donated_buffer
+    with gradients("forward"):
+        assert torch._functorch.config.donated_buffer
+    torch._dynamo.reset()

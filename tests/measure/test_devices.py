@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -178,3 +180,78 @@ def test_a_timer_that_the_cpu_lacks_is_refused_not_replaced(timer: str, word: st
 def test_the_cpu_timer_has_the_cache_state_that_was_asked_for(cache: str) -> None:
     timer = choose_timer("cpu", Settings(device="cpu", cache=cache))  # type: ignore[arg-type]
     assert (timer.name, timer.cache) == ("wall", cache)
+
+
+class FakeCuda:
+    """Devices and streams of torch.cuda as far as being current goes; logs what waits."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.log: list[str] = []
+        self.device_now, self.stream_now = "cuda:0", "default"
+        monkeypatch.setattr(torch.cuda, "device", self.device)
+        monkeypatch.setattr(torch.cuda, "stream", self.stream)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda: FakeStream(self, "default"))
+        monkeypatch.setattr(torch.cuda, "Stream", lambda device: FakeStream(self, f"side {device}"))
+
+    @contextlib.contextmanager
+    def device(self, device: torch.device) -> Iterator[None]:
+        before, self.device_now = self.device_now, str(device)
+        try:
+            yield
+        finally:
+            self.device_now = before
+
+    @contextlib.contextmanager
+    def stream(self, stream: FakeStream) -> Iterator[None]:
+        before, self.stream_now = self.stream_now, stream.name
+        try:
+            yield
+        finally:
+            self.stream_now = before
+
+
+class FakeStream:
+    def __init__(self, cuda: FakeCuda, name: str) -> None:
+        self.cuda, self.name = cuda, name
+
+    def wait_stream(self, other: FakeStream) -> None:
+        self.cuda.log.append(f"{self.name} waits for {other.name} on {self.cuda.device_now}")
+
+
+@pytest.fixture
+def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
+    devices._stream_of.cache_clear()
+    yield FakeCuda(monkeypatch)
+    devices._stream_of.cache_clear()
+
+
+def test_a_side_stream_of_the_device_is_current_between_two_waits(fake_cuda: FakeCuda) -> None:
+    for _ in range(2):
+        with devices.side_stream("cuda:1"):
+            assert (fake_cuda.device_now, fake_cuda.stream_now) == ("cuda:1", "side cuda:1")
+        assert (fake_cuda.device_now, fake_cuda.stream_now) == ("cuda:0", "default")
+    assert (
+        fake_cuda.log
+        == [
+            "side cuda:1 waits for default on cuda:1",
+            "default waits for side cuda:1 on cuda:1",
+        ]
+        * 2
+    )
+
+
+def test_each_device_has_one_side_stream(fake_cuda: FakeCuda) -> None:
+    assert devices._stream_of("cuda:1") is devices._stream_of("cuda:1")
+    assert devices._stream_of("cuda:1") is not devices._stream_of("cuda:0")
+
+
+def test_stream_and_device_are_restored_after_an_error(fake_cuda: FakeCuda) -> None:
+    with pytest.raises(RuntimeError, match="broken"), devices.side_stream("cuda:1"):
+        raise RuntimeError("broken")
+    assert (fake_cuda.device_now, fake_cuda.stream_now) == ("cuda:0", "default")
+
+
+def test_only_a_cuda_device_is_made_the_current_one(fake_cuda: FakeCuda) -> None:
+    for device, expected in (("cuda:1", "cuda:1"), ("cpu", "cuda:0"), ("mps", "cuda:0")):
+        with devices.current(device):
+            assert fake_cuda.device_now == expected

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mhaprof.measure import allocator, devices, memory, nvidia
-from mhaprof.measure.environment import collect, git_state
+from mhaprof.measure.environment import collect, collect_elsewhere, git_state
 from mhaprof.records import Environment
 
 
@@ -39,6 +39,12 @@ def test_collecting_for_a_cpu_imports_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_a_fresh_process_finds_the_same_machine() -> None:
+    here, elsewhere = collect("cpu"), collect_elsewhere("cpu")
+    assert elsewhere.hardware == here.hardware
+    assert elsewhere.software == here.software
 
 
 def test_variables_that_change_the_numbers_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

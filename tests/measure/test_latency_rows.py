@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from mhaprof.measure import calls, conditions, devices, latency, nvidia
-from mhaprof.measure.latency import Subject, Timed, measure, rotated_inputs
+from mhaprof.measure import backend, calls, conditions, devices, graphs, latency, nvidia
+from mhaprof.measure.latency import Subject, Timed, measure
 from mhaprof.measure.sampling import Progress, StopRule
 from mhaprof.measure.timers import Batch, EventTimer
-from mhaprof.records import Failed, Settings, Skipped
+from mhaprof.records import AUTO_BACKEND, Failed, Settings, Skipped
 
 CPU = Settings(device="cpu", dtype="float32", threads=1, cache="hot")
 QUICK = StopRule(samples=8)
@@ -216,11 +218,51 @@ def test_auto_that_became_math_is_a_warning_only_where_torch_chose() -> None:
             torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=bias)
         return 2 * x
 
-    chosen = timed(subject=subject(math), warn_math=True)
+    chosen = timed(subject=replace(subject(math), backend=AUTO_BACKEND))
     assert chosen.latency.resolved_backend == "math"
     assert "auto_became_math" in [found.code for found in chosen.findings]
     pinned = timed(subject=subject(math))
     assert "auto_became_math" not in [found.code for found in pinned.findings]
+
+
+def test_math_that_the_compiler_took_apart_is_seen_on_the_module_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = []
+
+    def resolved(call: Callable[[], object], *, compiled: bool = False) -> str | None:
+        seen.append(compiled)
+        call()
+        return None if compiled else "math"
+
+    @contextlib.contextmanager
+    def compiled(module: Any) -> Iterator[calls.Compiled]:
+        yield calls.Compiled(module=module)
+
+    monkeypatch.setattr(backend, "resolved_backend", resolved)
+    monkeypatch.setattr(calls, "compiled", compiled)
+    settings = CPU.model_copy(update={"compile": True})
+    row = timed(subject=replace(subject(Doubled()), backend=AUTO_BACKEND), settings=settings)
+    assert seen == [True, False]
+    assert row.latency.resolved_backend == "math"
+    assert "auto_became_math" in [found.code for found in row.findings]
+
+
+def test_a_backend_that_no_operator_tells_of_is_the_one_declared() -> None:
+    assert timed(subject=replace(subject(), backend="flex")).latency.resolved_backend == "flex"
+    assert timed(subject=replace(subject(), backend="flash")).latency.resolved_backend is None
+
+
+def test_a_backend_is_pinned_once_around_all_calls() -> None:
+    seen = set()
+
+    def module(x: torch.Tensor) -> torch.Tensor:
+        seen.add((torch.backends.cuda.math_sdp_enabled(), torch.backends.cuda.flash_sdp_enabled()))
+        return 2 * x
+
+    timed(subject=replace(subject(module), backend="math"))
+    assert seen == {(True, False)}
+    assert torch.backends.cuda.flash_sdp_enabled()
 
 
 def test_progress_covers_warm_up_and_sampling() -> None:
@@ -288,12 +330,10 @@ def as_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[FakeGpu], Set
         monkeypatch.setattr(devices, "make_timer", lambda device, cache: gpu.timer())
         monkeypatch.setattr(devices, "device_name", lambda device: "Fake GPU")
         monkeypatch.setattr(devices, "l2_bytes", lambda device: 4096)
-        monkeypatch.setattr(latency, "synchronize", lambda device: None)
+        monkeypatch.setattr(devices, "synchronize", lambda device: None)
         monkeypatch.setattr(latency, "ACCELERATOR_WARM_UP", devices_warm_up())
-        monkeypatch.setattr(
-            torch.cuda, "device", lambda device: torch.autograd.set_grad_enabled(False)
-        )
-        monkeypatch.setattr(nvidia, "gpu_state", lambda device: None)
+        monkeypatch.setattr(devices, "side_stream", lambda device: contextlib.nullcontext())
+        monkeypatch.setattr(nvidia, "reader", lambda device: contextlib.nullcontext())
         return Settings(device="cuda", dtype="float32", tf32=True)
 
     return install
@@ -328,7 +368,7 @@ def test_a_launch_bound_row_gets_a_graph_time_on_rotating_inputs(
             call()
         return Graph()
 
-    monkeypatch.setattr(latency.calls, "capture", capture)
+    monkeypatch.setattr(graphs, "capture", capture)
     settings = as_cuda(FakeGpu(kernel_ms=0.04, enqueue_ns=5_000))
     row = timed(settings=settings)
     # 2 x L2 is 8192 bytes, one input 96: more sets than the most that are rotated.
@@ -344,7 +384,7 @@ def test_a_launch_bound_row_without_a_graph_says_why(
     def capture(calls: list[Any]) -> None:
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
-    monkeypatch.setattr(latency.calls, "capture", capture)
+    monkeypatch.setattr(graphs, "capture", capture)
     row = timed(settings=as_cuda(FakeGpu(kernel_ms=0.04, enqueue_ns=5_000)))
     assert row.latency.graph_samples_s is None
     assert "not permitted when stream is capturing" in row.findings[0].message
@@ -365,29 +405,45 @@ def test_throttling_and_neighbours_mark_a_gpu_row(
         throttle_reasons=("hardware thermal limit",),
         other_processes=2,
     )
-    monkeypatch.setattr(nvidia, "gpu_state", lambda device: state)
+    monkeypatch.setattr(nvidia, "reader", lambda device: contextlib.nullcontext(lambda: state))
     row = timed(settings=settings)
     assert row.latency.flags == ["throttled", "contended"]
     assert "hardware thermal limit" in row.findings[0].message
     assert "2 other process(es)" in row.findings[1].message
+    assert row.latency.gpu_before == row.latency.gpu_after == state.values()
 
 
-def test_inputs_rotate_through_twice_the_l2_cache() -> None:
-    first = drawn(0)
-    size = first[0].numel() * 4
-    sets = rotated_inputs(subject(), first, l2_bytes=size * 3)
-    assert len(sets) == 6
-    assert sets[0] is first
-    assert torch.equal(sets[5][0], drawn(5)[0])
-    assert len(rotated_inputs(subject(), first, l2_bytes=0)) == 2
-    assert len(rotated_inputs(subject(), first, l2_bytes=10**9)) == 16
+def test_everything_of_a_gpu_row_runs_on_its_side_stream(
+    as_cuda: Callable[[FakeGpu], Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log: list[str] = []
+
+    @contextlib.contextmanager
+    def side_stream(device: str) -> Iterator[None]:
+        log.append(f"enter {device}")
+        yield
+        log.append("leave")
+
+    def inputs(index: int) -> tuple[torch.Tensor, ...]:
+        log.append("inputs")
+        return drawn(index)
+
+    def module(x: torch.Tensor) -> torch.Tensor:
+        log.append("call")
+        return 2 * x
+
+    settings = as_cuda(FakeGpu(kernel_ms=1.0, enqueue_ns=5_000))
+    monkeypatch.setattr(devices, "side_stream", side_stream)
+    timed(subject=replace(subject(module), inputs=inputs), settings=settings)
+    assert (log[:3], log[-1]) == (["enter cuda", "inputs", "call"], "leave")
+    assert log.count("leave") == 1
 
 
 def test_a_wall_timer_waits_for_the_accelerator_in_each_sample(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     log: list[str] = []
-    monkeypatch.setattr(latency, "synchronize", lambda device: log.append("wait"))
+    monkeypatch.setattr(devices, "synchronize", lambda device: log.append("wait"))
     timer = latency.WallTimer()
     call = latency._waiting(lambda: log.append("call"), timer, "cuda")
     taken: Batch = timer.batch(call, 2)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 import pytest
 import torch
 
-from mhaprof.measure import peak
+from mhaprof.measure import devices, peak
 from mhaprof.measure.memory import predict_peak_bytes
 from mhaprof.measure.peak import ResidentSampler, measured_peak
 from mhaprof.measure.timers import Call
@@ -58,6 +59,38 @@ def test_the_watching_thread_ends_with_the_body() -> None:
         held = torch.ones(8 * MIB)
     assert not sampler._thread.is_alive()
     assert sampler.peak_bytes > held.numel()
+
+
+def test_the_workspace_of_products_is_there_before_the_peak_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log: list[str] = []
+    held = iter([100, 700])
+
+    def allocated(device: str) -> int:
+        log.append("read")
+        return next(held)
+
+    monkeypatch.setattr(peak, "_multiply", lambda device, dtype: log.append(f"multiply {dtype}"))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", allocated)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", allocated)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: log.append("reset"))
+    monkeypatch.setattr(devices, "synchronize", lambda device: log.append("wait"))
+
+    def build() -> Call:
+        log.append("build")
+        return lambda: log.append("call")
+
+    assert measured_peak(build, device="cuda", dtype="bfloat16") == 600
+    assert log == [
+        "multiply bfloat16", "read", "build", "call", "wait", "reset", "call", "wait", "read",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_the_product_that_makes_the_workspace_runs_without_gradients_around(dtype: Any) -> None:
+    with torch.no_grad():
+        peak._multiply("cpu", dtype)
 
 
 def test_other_accelerators_have_no_peak() -> None:

@@ -36,6 +36,7 @@ class Fake:
     name: str = "fake"
     version: int = 1
     fused: bool = False
+    backend: str | None = None
     counter_note: str | None = None
     description: str = ""
     rejection: Rejection | None = None
