@@ -52,7 +52,7 @@ class Side:
     ) -> list[str]:
         """Return the command line of one round: the one place where it is made.
 
-        ``memory`` asks for the peaks, which take longer than the times.
+        ``memory`` asks for the peaks too.
         """
         return [
             *(self.python, "-m", "mhaprof", "latency", str(config.resolve())),

@@ -67,7 +67,7 @@ def latency(
     memory: Annotated[
         bool,
         typer.Option(
-            "--memory/--no-memory", help="measure each point's peak, in a process of its own"
+            "--memory/--no-memory", help="measure the peak memory of each point too"
         ),
     ] = True,
     samples_out: Annotated[
