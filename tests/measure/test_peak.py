@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from statistics import median
 from typing import Any
 
 import pytest
@@ -123,6 +124,6 @@ def eager(spec: AttentionSpec) -> Call:
 def test_a_prediction_bounds_the_measured_peak_within_a_quarter(spec: AttentionSpec) -> None:
     predicted = predict_peak_bytes(spec, fused=False, dtype_bytes=4, check_reference=False)
     with torch.no_grad():
-        # Of three: what other threads and the heap do meanwhile only ever adds.
-        found = min(measured_peak(lambda: eager(spec), device="cpu") or 0 for _ in range(3))
+        # The middle of five: the heap of a process that ran other tests moves meanwhile.
+        found = median(measured_peak(lambda: eager(spec), device="cpu") or 0 for _ in range(5))
     assert found / 1.1 <= predicted <= found * 1.35
