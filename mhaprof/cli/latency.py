@@ -66,9 +66,7 @@ def latency(
     ] = None,
     memory: Annotated[
         bool,
-        typer.Option(
-            "--memory/--no-memory", help="measure the peak memory of each point too"
-        ),
+        typer.Option("--memory/--no-memory", help="measure the peak memory of each point too"),
     ] = True,
     samples_out: Annotated[
         Path | None, typer.Option(help="write all raw samples to this JSON file", metavar="FILE")

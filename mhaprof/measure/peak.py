@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import re
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from mhaprof.measure import devices
+from mhaprof.measure import allocator, devices
 from mhaprof.measure.timers import Call
 from mhaprof.records import Dtype
 
@@ -73,17 +71,16 @@ def _multiply(device: str, dtype: Dtype) -> None:
 
 
 def _resident_peak(build: Callable[[], Call]) -> int:
-    trim()
-    before = resident_bytes()
-    call = build()
-    call()
-    trim()
-    if reset_resident_peak():
+    with allocator.freed_memory_returned():
+        before = resident_bytes()
+        call = build()
         call()
-        return max(0, _status_bytes("VmHWM") - before)
-    with ResidentSampler() as sampler:
-        call()
-    return max(0, sampler.peak_bytes - before)
+        if reset_resident_peak():
+            call()
+            return max(0, _status_bytes("VmHWM") - before)
+        with ResidentSampler() as sampler:
+            call()
+        return max(0, sampler.peak_bytes - before)
 
 
 def resident_bytes() -> int:
@@ -103,14 +100,6 @@ def reset_resident_peak() -> bool:
         return False
     # Some sandboxes accept the write and do nothing: then the peak stays far above.
     return _status_bytes("VmHWM") <= resident_bytes() * 1.05
-
-
-def trim() -> None:
-    """Give freed memory back to the system, so that a later peak is not hidden in it."""
-    if sys.platform.startswith("linux"):
-        release = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if release is not None:
-            release(0)
 
 
 def _status_bytes(name: str) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from statistics import median
 from typing import Any
 
 import pytest
@@ -121,9 +120,19 @@ def eager(spec: AttentionSpec) -> Call:
         AttentionSpec(batch=8, tokens=512, dim=512, heads=1),
     ],
 )
-def test_a_prediction_bounds_the_measured_peak_within_a_quarter(spec: AttentionSpec) -> None:
+def test_a_prediction_bounds_the_measured_peak_within_a_half(spec: AttentionSpec) -> None:
     predicted = predict_peak_bytes(spec, fused=False, dtype_bytes=4, check_reference=False)
     with torch.no_grad():
-        # The middle of five: the heap of a process that ran other tests moves meanwhile.
-        found = median(measured_peak(lambda: eager(spec), device="cpu") or 0 for _ in range(5))
-    assert found / 1.1 <= predicted <= found * 1.35
+        found = min(measured_peak(lambda: eager(spec), device="cpu") or 0 for _ in range(2))
+    assert found / 1.05 <= predicted <= found * 1.5
+
+
+def test_the_peak_is_the_same_whatever_the_heap_went_through() -> None:
+    spec = AttentionSpec(batch=8, tokens=512, dim=512, heads=1)
+    with torch.no_grad():
+        measured_peak(lambda: eager(spec), device="cpu")
+        before = measured_peak(lambda: eager(spec), device="cpu")
+        kept = [torch.ones(2**18 * size) for size in (1, 9, 2, 17, 3, 8)]
+        del kept[::2]
+        after = measured_peak(lambda: eager(spec), device="cpu")
+    assert after == pytest.approx(before, abs=MIB)
