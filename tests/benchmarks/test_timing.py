@@ -1,11 +1,12 @@
 """The timer against torch.utils.benchmark, its cost, its repeatability, and a burner.
 
-Ratios within one run, alternating.  A round that the machine disturbed proves nothing: it
-is not judged, and a check that finds too few others in its time skips, saying what it saw.
-Two things tell of a disturbance: what `conditions.contention` notices, and a control, the
-peer measured twice, that does not agree with itself.  A check fails only on what was
-undisturbed, and not on one set of rounds alone, so that noise that nothing notices does not
-fail it and an error of the timer does: that is in every set.
+Ratios within one run, alternating batch by batch: noise lasts for seconds, and falls on
+both.  A round that the machine disturbed all the same proves nothing: it is not judged, and
+a check that finds too few others in its time skips, saying what it saw.  Two things tell of
+a disturbance: what `conditions.contention` notices, and a control, every other batch of the
+peer, that does not agree with the rest.  A check fails only on what was undisturbed, and not
+on one set of rounds alone, so that noise that nothing notices does not fail it and an error
+of the timer does: that is in every set.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 
 import pytest
 import torch
@@ -26,8 +28,17 @@ from torch.utils.benchmark import Timer as TorchTimer
 
 from mhaprof import stats
 from mhaprof.measure import allocator, conditions, devices
-from mhaprof.measure.sampling import Samples, StopRule, WarmUp, sample, warm_up
+from mhaprof.measure.sampling import (
+    BATCH_S,
+    Progress,
+    Samples,
+    StopRule,
+    WarmUp,
+    sample,
+    warm_up,
+)
 from mhaprof.measure.timers import WallTimer
+from mhaprof.measure.turns import GO, VARIABLE
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(3600)]
 
@@ -39,7 +50,7 @@ PATIENCE_S = float(os.environ.get("MHAPROF_PATIENCE_S", "45"))
 """Time after which a check stops looking for undisturbed rounds; more on a busy machine."""
 
 CONTROL = 0.01
-"""How far two measurements of the peer in one round may lie apart."""
+"""How far every other batch of the peer in a round may lie from the rest."""
 
 BURN = "while True: pass"
 
@@ -82,6 +93,7 @@ def disturbance(before: conditions.CpuState, taken: Samples | None = None) -> st
         threads=1,
         samples_s=taken.samples_s if taken else (),
         process_time_s=taken.process_time_s if taken else None,
+        paused_s=taken.paused_s if taken else 0.0,
     )
 
 
@@ -110,14 +122,22 @@ def test_the_median_agrees_with_blocked_autorange_within_3_percent(name: str) ->
     peer = peer_of(call)
 
     def one_round() -> tuple[float, str | None]:
+        slices: list[list[float]] = []
+
+        def peers_turn(progress: Progress) -> float:
+            started = time.perf_counter()
+            slices.append(peer.blocked_autorange(min_run_time=BATCH_S).times)
+            return time.perf_counter() - started
+
+        timer = WallTimer()
+        warm_up(timer, call, rule=WarmUp())
         before = conditions.cpu_state()
-        first = peer.blocked_autorange(min_run_time=0.5).median
-        ours = measured(call)
-        second = peer.blocked_autorange(min_run_time=0.5).median
+        ours = sample(timer, call, rule=StopRule(max_time_s=3.0), progress=peers_turn)
         why = disturbance(before, ours)
+        first, second = (stats.median(list(chain(*slices[part::2]))) for part in (0, 1))
         if why is None and abs(first - second) > CONTROL * min(first, second):
             why = f"the peer differs from itself by {abs(first / second - 1):.1%}"
-        return stats.median(ours.samples_s) / ((first + second) / 2), why
+        return stats.median(ours.samples_s) / stats.median(list(chain(*slices))), why
 
     deadline = time.perf_counter() + PATIENCE_S
     middles = []
@@ -162,69 +182,111 @@ def test_the_timers_own_overhead_is_under_one_percent_of_50_us() -> None:
 
 CHILD = """
 import json, sys, torch
-from tests_timing import call_of, disturbance, measured, peer_of
-from mhaprof.measure import allocator, conditions
+from tests_timing import call_of, disturbance, measured
+from mhaprof.measure import conditions
 torch.set_num_threads(1)
 torch.set_grad_enabled(False)
+before = conditions.cpu_state()
+print(json.dumps(disturbance(before, measured(call_of(sys.argv[1])))))
+"""
+
+LOADER = (
+    "import importlib.util, sys\n"
+    f"spec = importlib.util.spec_from_file_location('tests_timing', {__file__!r})\n"
+    "module = importlib.util.module_from_spec(spec)\n"
+    "sys.modules['tests_timing'] = module\nspec.loader.exec_module(module)\n"
+)
+
+
+def fresh_process(name: str) -> str | None:
+    """Measure in a fresh process; return what competed with it."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOADER + CHILD, name], capture_output=True, text=True, check=True
+    )
+    why: str | None = json.loads(done.stdout.splitlines()[-1])
+    return why
+
+
+IN_TURNS = """
+import json, sys, torch
+from tests_timing import call_of, peer_of
+from mhaprof.measure import allocator
+from mhaprof.measure.sampling import StopRule, WarmUp, sample, warm_up
+from mhaprof.measure.timers import WallTimer
+from mhaprof.measure.turns import GO, VARIABLE
+from mhaprof.measure.turns import Turns
+
+torch.set_num_threads(1)
+torch.set_grad_enabled(False)
+turns, timer, peer = Turns.from_environment(), WallTimer(), []
+
+def between(progress):
+    peer.extend(reference.blocked_autorange(min_run_time=0.05).times)
+    return turns.batch()
+
 with allocator.freed_memory_kept():
     call = call_of(sys.argv[1])
-    before = conditions.cpu_state()
-    taken = measured(call)
-    why = disturbance(before, taken)
-    peer = peer_of(call).blocked_autorange(min_run_time=0.5).median
-print(json.dumps({"wall_s": sorted(taken.samples_s)[len(taken.samples_s) // 2],
-                  "process_s": min(taken.process_time_s), "peer_s": peer, "why": why}))
+    reference = peer_of(call)
+    warm_up(timer, call, rule=WarmUp())
+    turns.point()
+    taken = sample(timer, call, rule=StopRule(), progress=between)
+print(json.dumps({"wall": taken.samples_s, "process": taken.process_time_s, "peer": peer}))
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fresh:
-    """What a fresh process measured: median wall, least process time, the peer, what competed."""
-
-    wall_s: float
-    process_s: float
-    peer_s: float
-    why: str | None
-
-
-def fresh_process(name: str) -> Fresh:
-    """Measure in a fresh process."""
-    loader = (
-        "import importlib.util, sys\n"
-        f"spec = importlib.util.spec_from_file_location('tests_timing', {__file__!r})\n"
-        "module = importlib.util.module_from_spec(spec)\n"
-        "sys.modules['tests_timing'] = module\nspec.loader.exec_module(module)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", loader + CHILD, name], capture_output=True, text=True, check=True
-    )
-    return Fresh(**json.loads(done.stdout.splitlines()[-1]))
+def processes_in_turns(name: str, count: int) -> list[dict[str, list[float]]]:
+    """Measure in fresh processes that take turns, one batch each, as those of ``ab`` do."""
+    started, ends = [], []
+    for _ in range(count):
+        answers, requests = os.pipe(), os.pipe()
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-c", LOADER + IN_TURNS, name],
+                env={**os.environ, VARIABLE: f"{answers[0]},{requests[1]}"},
+                pass_fds=(answers[0], requests[1]),
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        )
+        os.close(answers[0])
+        os.close(requests[1])
+        ends.append((requests[0], answers[1]))
+    running = [end for end in ends if os.read(end[0], 1)]
+    while running:
+        for end in list(running):
+            os.write(end[1], GO)
+            if not os.read(end[0], 1):
+                running.remove(end)
+    found = [json.loads(process.communicate()[0]) for process in started]
+    for end in (end for pair in ends for end in pair):
+        os.close(end)
+    shortest = {key: min(len(taken[key]) for taken in found) for key in found[0]}
+    return [{key: taken[key][: shortest[key]] for key in shortest} for taken in found]
 
 
 def test_five_processes_agree_within_3_percent_on_the_gates_statistic() -> None:
-    """The gate's on a quiet CPU: the median of wall time, at one thread.
+    """The gate's on a quiet CPU: the median of wall time, at one thread, in turns.
 
-    Sets of five in which a process was disturbed, or of which the peer, in the same
-    processes, says that they differ, are printed with what the statistic for a contended
-    machine (least process time) made of them, and not judged.
+    Sets of five of which the peer, in the same processes, says that they differ are printed
+    with what the statistic for a contended machine (least process time) made of them, and
+    not judged.
     """
-    deadline, missed = time.perf_counter() + 2 * PATIENCE_S, []
+    deadline, missed, others = time.perf_counter() + 2 * PATIENCE_S, [], 0
     while len(missed) < SETS and (not missed or time.perf_counter() < deadline):
-        rounds = [fresh_process("sdpa") for _ in range(ROUNDS)]
-        ours, process, peer = (
-            spread([getattr(found, clock) for found in rounds])
-            for clock in ("wall_s", "process_s", "peer_s")
-        )
-        why = [found.why for found in rounds if found.why]
-        print(f"wall {ours:.4f}, process {process:.4f}, peer {peer:.4f}, disturbed: {why}")
-        if ours <= 0.03 and not why:
+        found = processes_in_turns("sdpa", ROUNDS)
+        ours, peer = (spread([stats.median(p[key]) for p in found]) for key in ("wall", "peer"))
+        least = spread([min(p["process"]) for p in found])
+        print(f"wall {ours:.4f}, process {least:.4f}, peer {peer:.4f}")
+        if ours <= 0.03:
             return
-        if not why and peer <= 0.03:
+        if peer <= 0.03:
             missed.append(ours)
-        elif time.perf_counter() > deadline:
+        else:
+            others += 1
+        if time.perf_counter() > deadline:
             break
     if len(missed) < SETS:
-        pytest.skip(f"the machine is busy: too few undisturbed sets of five processes {missed}")
+        pytest.skip(f"the machine is busy: {others} sets differ by the peer too; missed {missed}")
     pytest.fail(f"undisturbed sets of five spread by {missed}")
 
 
@@ -246,7 +308,7 @@ def burners(count: int) -> Iterator[None]:
 
 def test_burners_beside_raise_contended_every_time() -> None:
     with burners(os.cpu_count() or 1):
-        reasons = [fresh_process("sdpa").why for _ in range(ROUNDS)]
+        reasons = [fresh_process("sdpa") for _ in range(ROUNDS)]
     print(reasons)
     assert all(reasons)
 
