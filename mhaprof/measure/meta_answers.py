@@ -137,6 +137,21 @@ def _layer_norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     return meta_tensor(x.shape, x.dtype), *(meta_tensor(statistics, x.dtype) for _ in "ms")
 
 
+_IMAGE_RANKS = (4, 5)
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Say whether a tensor is contiguous, in the strides of dimensions of size one too."""
+    if not tensor.is_contiguous():
+        return False
+    expected = 1
+    for length, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        if stride != expected:
+            return False
+        expected *= length
+    return True
+
+
 def _cat(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensors = args[0]
     dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
@@ -152,8 +167,11 @@ def _cat(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if any(tensor.shape[i] != size[i] for i in range(rank) if i != dim):
             return NotImplemented
         size[dim] += tensor.shape[dim]
-    if all(tensor.is_contiguous() for tensor in tensors):
+    if all(map(_is_plain, tensors)):
         return meta_tensor(size, first.dtype)
+    if rank in _IMAGE_RANKS and 1 in size:
+        # Torch guesses whether channels come last, by the strides of dimensions of size one.
+        return NotImplemented
     return like_proxy(func, args, kwargs, size, by_value=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 
@@ -111,6 +112,15 @@ UNARY = {
 def test_an_operator_on_one_tensor_gives_what_torch_gives(name, data):
     x = data.draw(shapes.flatmap(laid_out))
     same_as_torch(UNARY[name], x)
+
+
+@pytest.mark.parametrize("name", ["cat", "glu"])
+@pytest.mark.parametrize("shape", [(1, 2, 1, 1), (1, 2, 1, 2), (2, 1, 3, 1), (1, 2, 1, 1, 2)])
+def test_the_strides_of_dimensions_of_size_one_count_as_they_do_in_torch(name, shape):
+    call = UNARY["glu"] if name == "glu" else lambda x: torch.cat([x, x], -1)
+    for order in itertools.permutations(range(len(shape))):
+        stored = torch.empty([shape[i] for i in order], device="meta")
+        same_as_torch(call, stored.permute([order.index(i) for i in range(len(shape))]))
 
 
 BINARY = {
