@@ -23,7 +23,10 @@ class Journal:
         self.pairs: list[Pair] = []
         header = {"schema_version": SCHEMA_VERSION, "kind": "ab", "key": plan.key()}
         try:
-            text = path.read_text(encoding="utf-8") if path.exists() else ""
+            content = path.read_bytes() if path.exists() else b""
+            # A kill may have cut the last line anywhere, inside a letter too.
+            whole = content[: content.rfind(b"\n") + 1]
+            text = whole.decode() + content[len(whole) :].decode(errors="replace")
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{path} is not a file of mhaprof ab; give another --out") from error
         if json.dumps(header).startswith(text):

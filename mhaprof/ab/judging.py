@@ -97,7 +97,7 @@ def _with_cpu_time(rounds: Sequence[Round]) -> set[Key]:
         {
             key
             for key, row in _keyed(found).items()
-            if row.get("threads") == 1 and row.get("process_time_s")
+            if row.get("threads") == 1 and min(row.get("process_time_s") or [0]) > 0
         }
         for found in rounds
     ]
@@ -142,4 +142,5 @@ def _folded(
     if folded["status"] == "ok" and len(rows) < rounds:
         missing = f"measured in {len(rows)} of {rounds} rounds"
         return folded | {"status": "failed", "reason": "rounds_missing", "message": missing}
-    return folded | {"timer": "process", "flags": None} if cpu_time else folded
+    by_clock = {"timer": "process", "flags": None} if cpu_time and len(rows) > 1 else {}
+    return folded | by_clock

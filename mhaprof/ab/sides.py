@@ -30,6 +30,12 @@ KEY = ("name", "role", "implementation", "device", "dtype", "threads", "cache", 
 """What tells the points of a round apart."""
 
 _CODE = (".py", ".so", ".pyd", ".dll", ".dylib", ".c", ".cc", ".cpp", ".h", ".cu", ".cuh")
+_ASK = """
+from importlib.metadata import version
+from importlib.util import find_spec
+print(find_spec("mhaprof").origin)
+print(version("torch"))
+"""
 _MOST_FILES = 20_000
 _MOST_FOLDERS = 5_000
 
@@ -72,20 +78,46 @@ class Side:
         return environment
 
     def code(self) -> str:
-        """Return a fingerprint of the code in the folder that the side works in.
+        """Return a fingerprint of the code that the side runs.
 
-        Of the contents of its sources and libraries; folders whose name begins with a
-        dot, and virtual environments, are left out.
+        Of the contents of the sources and libraries in the folder that it works in and in
+        mhaprof as it imports it, and of torch's version.
         """
-        folder = Path(self.path or ".").resolve()
-        found = hashlib.sha256()
-        for file in islice(_code_files(folder), _MOST_FILES):
-            found.update(f"{file.relative_to(folder)}\0".encode())
-            try:
-                found.update(hashlib.sha256(file.read_bytes()).digest())
-            except OSError:
-                continue
-        return found.hexdigest()[:12]
+        mhaprof, torch = self._imported()
+        folders = [Path(self.path or "."), *([Path(mhaprof).parent] if mhaprof else [])]
+        return "-".join([*map(_fingerprint, folders), torch])
+
+    def _imported(self) -> tuple[str, str]:
+        """Return where mhaprof is imported from, and torch's version; empty if unknown."""
+        try:
+            done = subprocess.run(
+                [self.python, "-c", _ASK],
+                capture_output=True,
+                text=True,
+                env=self.environment(os.environ),
+                cwd=self.path,
+                check=False,
+            )
+        except OSError:
+            return "", ""
+        lines = done.stdout.splitlines()
+        return (lines[0], lines[1]) if done.returncode == 0 and len(lines) == 2 else ("", "")
+
+
+def _fingerprint(folder: Path) -> str:
+    """Return a hash of the code below a folder.
+
+    Folders whose name begins with a dot, and virtual environments, are left out.
+    """
+    folder = folder.resolve()
+    found = hashlib.sha256()
+    for file in islice(_code_files(folder), _MOST_FILES):
+        found.update(f"{file.relative_to(folder)}\0".encode())
+        try:
+            found.update(hashlib.sha256(file.read_bytes()).digest())
+        except OSError:
+            continue
+    return found.hexdigest()[:12]
 
 
 def _code_files(folder: Path) -> Iterator[Path]:
@@ -241,6 +273,7 @@ class _Run:
         if code == EXIT_USAGE:
             raise UsageError(said)
         if code < 0:
-            name = signal.Signals(-code).name
+            known = -code in set(signal.Signals)
+            name = signal.Signals(-code).name if known else f"signal {-code}"
             raise Unavailable(f"--{side.name} {side.python}: killed by {name}", code=KILLED)
         raise Unavailable(said, code="round_failed")

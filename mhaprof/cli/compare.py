@@ -12,7 +12,15 @@ import typer
 
 from mhaprof.cli.options import option, takes
 from mhaprof.cli.output import Output, OutputFlags, say
-from mhaprof.compare import CONDITIONS, PRESETS, Comparison, Policy, RunRows, load_policy
+from mhaprof.compare import (
+    CONDITIONS,
+    PRESETS,
+    Comparison,
+    Policy,
+    RunRows,
+    load_policy,
+    require_conditions,
+)
 from mhaprof.compare import compare as compare_runs
 from mhaprof.errors import EXIT_OK
 from mhaprof.report.comparison import document_of, rows_of, view_of
@@ -82,6 +90,7 @@ class _JudgingFlags:
         if values["strict"]:
             policy = policy.model_copy(update={"strict": True})
         allowed = tuple(values["allow_env_mismatch"] or ())
+        require_conditions(allowed)
         return Judging(policy=policy, allow_env_mismatch=allowed)
 
 

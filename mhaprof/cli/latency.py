@@ -108,6 +108,7 @@ def latency(
     if turns is not None and any(setting.device != "cpu" for setting in settings):
         # Before anything touches the device: the side that waits is no neighbour on it.
         turns.point()
+        turns = None
     count = replicates or section.replicates or 1
     before = _environment(settings, elsewhere=count > 1)
     what: tuple[Metric, ...] = ("latency", "memory") if memory else ("latency",)
@@ -189,7 +190,7 @@ def _measure_all(
         for point in points:
             bar.start(f"{point.name}, {point.implementation}")
             try:
-                between = _between(point, bar, turns)
+                between = _between(bar, turns)
                 results.append(
                     measure_point(point, what=what, options=options, progress=between)
                     if replicates == 1
@@ -204,19 +205,18 @@ def _measure_all(
     return results + [Result(point=point, outcome=rest) for point in points[len(results) :]]
 
 
-def _between(point: Point, bar: Bar, turns: Turns | None) -> ProgressCallback:
+def _between(bar: Bar, turns: Turns | None) -> ProgressCallback:
     """Begin a point; return what is done between its batches: show progress, take turns.
 
-    Turns are taken on a CPU.  An accelerator would hold the memory of both sides, and its
-    noise is not the host's: there one side waits for the end of the other.
+    Turns are taken where all points are on a CPU.  An accelerator would hold the memory of
+    both sides, and its noise is not the host's: there one side waits for the other's end.
     """
-    on_cpu = point.settings.device == "cpu"
-    if turns is not None and on_cpu:
+    if turns is not None:
         turns.point()
 
     def between(progress: Progress) -> float | None:
         bar.update(progress)
-        return turns.batch() if turns is not None and on_cpu else None
+        return None if turns is None else turns.batch()
 
     return between
 

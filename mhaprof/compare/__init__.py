@@ -3,7 +3,7 @@
 Nothing in here reaches torch, fvcore or ray: a gate runs where they are not.
 """
 
-from mhaprof.compare.judge import compare
+from mhaprof.compare.judge import compare, require_conditions
 from mhaprof.compare.policy import PRESETS, Policy, preset
 from mhaprof.compare.policy_file import load_policy, parse_policy
 from mhaprof.compare.rows import CONDITIONS, RunRows
@@ -31,4 +31,5 @@ __all__ = [
     "load_policy",
     "parse_policy",
     "preset",
+    "require_conditions",
 ]

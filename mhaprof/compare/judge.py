@@ -41,11 +41,7 @@ def compare(
     taken under other conditions that ``allow_env_mismatch`` does not name; UsageError
     when it names no condition.
     """
-    unknown = sorted(set(allow_env_mismatch) - set(CONDITIONS))
-    if unknown:
-        raise UsageError(
-            f"--allow-env-mismatch {unknown[0]!r} is not one of {', '.join(CONDITIONS)}"
-        )
+    require_conditions(allow_env_mismatch)
     if not base.rows:
         raise NotComparable(f"{base.source} holds no points: there is no baseline to compare with")
     plans = [
@@ -62,6 +58,15 @@ def compare(
     points = [_point(plan, policy, latency) for plan, latency in zip(plans, times, strict=True)]
     points.sort(key=lambda point: point.worst.weight())
     return Comparison(points=points, allowed=allowed, strict=policy.strict)
+
+
+def require_conditions(names: Collection[str]) -> None:
+    """Raise UsageError for a name that is no condition."""
+    unknown = sorted(set(names) - set(CONDITIONS))
+    if unknown:
+        raise UsageError(
+            f"--allow-env-mismatch {unknown[0]!r} is not one of {', '.join(CONDITIONS)}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,10 +18,10 @@ from mhaprof.records import RAW_FIELDS
 def fold(rounds: Sequence[Row], *, times_s: Sequence[float] | None = None) -> dict[str, Any]:
     """Fold the rows of one point, one per round, into one row.
 
-    ``times_s`` holds the statistic of each round, in seconds; by default the median that
-    each reports.  They become ``replicate_medians_s``; peaks become their median, flags
-    are gathered.  A round that did not end ok makes the row what that round was; rounds
-    that contradict each other make it ``failed`` (``rounds_disagree``).
+    ``times_s`` holds the statistic of each round, in seconds; by default the median that each
+    reports. They become ``replicate_medians_s``; peaks become their median (of two the lower:
+    noise adds), flags are gathered. A round that did not end ok makes the row what that round
+    was; rounds that contradict each other make it ``failed`` (``rounds_disagree``).
     """
     broken = next((row for row in rounds if row["status"] != "ok"), None)
     if broken is not None or len(rounds) == 1:
@@ -35,7 +35,7 @@ def fold(rounds: Sequence[Row], *, times_s: Sequence[float] | None = None) -> di
     folded["flags"] = " ".join(sorted(flags)) or None
     peaks = sorted(row["peak_bytes"] for row in rounds if row.get("peak_bytes") is not None)
     if peaks:
-        folded["peak_bytes"] = peaks[len(peaks) // 2]
+        folded["peak_bytes"] = peaks[(len(peaks) - 1) // 2]
     if times_s is None:
         times_s = [row["latency_median_s"] for row in rounds if row.get("latency_median_s")]
     return folded | _of_times(times_s) if times_s else folded

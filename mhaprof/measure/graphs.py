@@ -40,6 +40,16 @@ def capture(calls: Sequence[Call]) -> Graph:
     return graph
 
 
+def replay_of(graph: Graph, calls: Sequence[Call]) -> Call:
+    """Return the replay of a graph; what ``calls`` read lives as long as it does."""
+
+    def replay() -> Sequence[Call]:
+        graph.replay()
+        return calls
+
+    return replay
+
+
 def calls_on(
     call_of: Callable[[Inputs], Call],
     first: Inputs,

@@ -361,7 +361,8 @@ def _graph_timer(subject: Subject, setup: _Setup, timer: Timer) -> tuple[GraphTi
         cache=timer.cache,
         l2_bytes=devices.l2_bytes(setup.device),
     )
-    return GraphTimer(events=timer, calls=len(captured)), graphs.capture(captured).replay
+    replay = graphs.replay_of(graphs.capture(captured), captured)
+    return GraphTimer(events=timer, calls=len(captured)), replay
 
 
 def _waiting(call: Call, timer: Timer, device: str) -> Call:

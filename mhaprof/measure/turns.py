@@ -19,12 +19,12 @@ POINT, BATCH, GO = b"p", b"b", b"g"
 class Turns:
     """One side's end: every request waits until it is this side's turn.
 
-    Where the other end is gone there is nobody to wait for.
+    Where the other end is gone nobody wants the result: KeyboardInterrupt is raised, as
+    by Ctrl-C.
     """
 
     def __init__(self, answers: int, requests: int) -> None:
         self._answers, self._requests = answers, requests
-        self._alone = False
 
     @classmethod
     def from_environment(cls) -> Turns | None:
@@ -45,10 +45,11 @@ class Turns:
 
     def _ask(self, request: bytes) -> float:
         started = time.perf_counter()
-        if not self._alone:
-            try:
-                os.write(self._requests, request)
-                self._alone = os.read(self._answers, 1) != GO
-            except OSError:
-                self._alone = True
+        try:
+            os.write(self._requests, request)
+            answer = os.read(self._answers, 1)
+        except OSError:
+            answer = b""
+        if answer != GO:
+            raise KeyboardInterrupt("the process that gives the turns is gone")
         return time.perf_counter() - started

@@ -550,3 +550,58 @@ def test_a_place_where_no_file_can_be_is_one_line(mhaprof: Any, tmp_path: Path) 
     ran = mhaprof("ab", config, "--out", config / "ab.jsonl")
     assert ran.code == 2
     assert "cannot be written" in ran.err
+
+
+def test_one_contended_round_a_side_is_not_taken_for_cpu_time(
+    make_plan: Any, tmp_path: Path
+) -> None:
+    plan, machine = make_plan(rounds=1), FakeMachine()
+    machine.settings = {"flags": "contended", "latency_median_s": 2e-3, "samples_s": [2e-3]}
+    base = machine.round(plan.base, 1)
+    machine.settings = {"latency_median_s": 1e-3, "samples_s": [1e-3]}
+    journal = Journal(tmp_path / "ab.jsonl", plan)
+    journal.add(Pair(base=base, new=machine.round(plan.new, 1)))
+    found = [j for _, j in judge(journal, preset("default")).judgements() if j.metric == "latency"]
+    assert {judgement.verdict for judgement in found} == {"inconclusive"}
+
+
+def test_a_cpu_clock_too_coarse_for_the_call_is_not_used(make_plan: Any, tmp_path: Path) -> None:
+    plan, machine = make_plan(), FakeMachine()
+    machine.settings = {"flags": "contended", "process_time_s": [0.0, 0.01], "samples_s": [5.0]}
+    journal = rounds_of(machine, plan, tmp_path / "ab.jsonl", range(1, 3))
+    found = [j for _, j in judge(journal, preset("default")).judgements() if j.metric == "latency"]
+    assert {judgement.base for judgement in found} == {5.0}
+
+
+def test_a_line_cut_inside_a_letter_is_dropped(make_plan: Any, tmp_path: Path) -> None:
+    path, plan = tmp_path / "ab.jsonl", make_plan()
+    Journal(path, plan)
+    whole = path.read_bytes()
+    path.write_bytes(whole + '{"base": "ü'.encode()[:-1])
+    assert Journal(path, plan).pairs == []
+    assert path.read_bytes() == whole
+
+
+def test_another_torch_in_an_interpreter_is_another_comparison(
+    make_plan: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "package").mkdir()
+    origin = tmp_path / "package" / "__init__.py"
+    origin.write_text("a = 1\n")
+    keys = []
+    for version in ("2.12", "2.13", "2.13"):
+        python = fake_python(tmp_path / "py", f"echo {origin}; echo {version}")
+        keys.append(make_plan(new=Side(name="new", python=python)).key())
+    origin.write_text("a = 2\n")
+    keys.append(make_plan(new=Side(name="new", python=python)).key())
+    assert keys[0] != keys[1] == keys[2] != keys[3]
+
+
+def test_a_condition_that_is_none_is_refused_before_any_round(mhaprof: Any, tmp_path: Path) -> None:
+    config = tmp_path / "points.yaml"
+    config.write_text("version: 1\n")
+    python = fake_python(tmp_path / "py", f"touch {tmp_path / 'ran'}")
+    ran = mhaprof("ab", config, "--new", python, "--allow-env-mismatch", "weather")
+    assert ran.code == 2
+    assert "'weather' is not one of" in ran.err
+    assert not (tmp_path / "ran").exists()

@@ -125,6 +125,7 @@ def test_the_peak_of_several_rounds_is_their_median() -> None:
     peaks = (900, 100, 120)
     rounds = [first | {"round": place, "peak_bytes": peak} for place, peak in enumerate(peaks)]
     assert fold_rounds(rounds)[0]["peak_bytes"] == 120
+    assert fold_rounds(rounds[:2])[0]["peak_bytes"] == 100
 
 
 @pytest.mark.parametrize(

@@ -33,12 +33,14 @@ def test_a_side_asks_and_waits_for_its_turn(ends: tuple[Turns, int, int]) -> Non
     assert waited[0] >= 0.04
 
 
-def test_nobody_is_waited_for_when_the_other_end_is_gone(ends: tuple[Turns, int, int]) -> None:
+def test_a_side_ends_when_the_other_end_is_gone(ends: tuple[Turns, int, int]) -> None:
     turns, requests, answers = ends
     os.close(answers)
-    turns.point()
+    with pytest.raises(KeyboardInterrupt):
+        turns.point()
     os.close(requests)
-    turns.batch()
+    with pytest.raises(KeyboardInterrupt):
+        turns.batch()
 
 
 def test_the_end_is_left_in_the_environment_once(monkeypatch: pytest.MonkeyPatch) -> None:
