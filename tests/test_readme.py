@@ -73,6 +73,30 @@ def test_a_file_of_the_readme_loads(text: str) -> None:
         assert parse_config(text, file="README.md").entries
 
 
+KERNELS = """
+from mhaprof import attention
+
+mine = attention.get("eager")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_job_that_compares_times_runs(
+    mhaprof: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (line,) = re.findall(r"^ *- run: (mhaprof ab .*)$", README, re.MULTILINE)
+    for name in ("base", "new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "kernels.py").write_text(KERNELS)
+    points = "version: 1\ndefaults: {batch: 1, dim: 64}\npoints: [{name: a, tokens: 64}]\n"
+    (tmp_path / "new" / "points.yaml").write_text(points)
+    monkeypatch.chdir(tmp_path)
+    ran = mhaprof(*shlex.split(line)[1:], "--min-time", 0.1, "--max-time", 0.3)
+    assert ran.code in (0, 1), ran.err
+    assert len(list(Path("results/ab").glob("points-*.jsonl"))) == 1
+
+
 def test_the_table_of_the_readme_is_the_stored_result() -> None:
     stored = (ROOT / "results" / "claim.md").read_text().splitlines()
     shown = [line for line in README.splitlines() if line.startswith("| ") and "head" in line]
