@@ -15,6 +15,7 @@ reproduced or counters disagree, 4 a point failed, 5 inconclusive under
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -111,3 +112,11 @@ class Unavailable(MhaprofError):
     def __init__(self, message: str, *, code: str) -> None:
         self.code = code
         super().__init__(message)
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal that ended a process; real-time signals have only numbers."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -273,7 +273,7 @@ def paired_ratio(
     """
     if not base or min(base) <= 0 or min(new) <= 0:
         raise ValueError("a ratio needs samples above 0 on both sides")
-    logs = [math.log(after / before) for before, after in zip(base, new, strict=True)]
+    logs = log_ratios(base, new)
     pairs = itertools.combinations_with_replacement(logs, 2)
     averages = sorted((first + second) / 2 for first, second in pairs)
     ratio = math.exp(quantile(averages, 0.5))
@@ -283,6 +283,11 @@ def paired_ratio(
         return Ratio(ratio=ratio, low=None, high=None)
     rank = max(rank, 0)
     return Ratio(ratio=ratio, low=math.exp(averages[rank]), high=math.exp(averages[-1 - rank]))
+
+
+def log_ratios(base: Sequence[float], new: Sequence[float]) -> list[float]:
+    """Return the logarithm of new / base of each pair; raises ValueError for unequal numbers."""
+    return [math.log(after / before) for before, after in zip(base, new, strict=True)]
 
 
 def _rank_within(counts: Mapping[int, int], limit: float) -> int:

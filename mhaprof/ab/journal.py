@@ -24,22 +24,20 @@ class Journal:
         header = {"schema_version": SCHEMA_VERSION, "kind": "ab", "key": plan.key()}
         try:
             content = path.read_bytes() if path.exists() else b""
-            # A kill may have cut the last line anywhere, inside a letter too.
-            whole = content[: content.rfind(b"\n") + 1]
-            text = whole.decode() + content[len(whole) :].decode(errors="replace")
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
             raise UsageError(f"{path} is not a file of mhaprof ab; give another --out") from error
-        if json.dumps(header).startswith(text):
-            path.write_text("", encoding="utf-8")
+        if json.dumps(header).encode().startswith(content):
+            path.write_bytes(b"")
             self._append(json.dumps(header))
         else:
-            self._read(text, header)
+            self._read(content, header)
 
-    def _read(self, text: str, header: Mapping[str, Any]) -> None:
+    def _read(self, content: bytes, header: Mapping[str, Any]) -> None:
         """Read the rounds; a last line cut short by a kill is dropped from the file."""
-        whole = text[: text.rfind("\n") + 1]
+        # Of bytes: a kill may have cut it inside a letter.
+        whole = content[: content.rfind(b"\n") + 1]
         try:
-            first, *lines = whole.removesuffix("\n").split("\n")
+            first, *lines = whole.decode().removesuffix("\n").split("\n")
             found = json.loads(first)
             pairs = [Pair.model_validate_json(line) for line in lines]
         except (ValueError, ValidationError) as error:
@@ -51,9 +49,8 @@ class Journal:
                 f"{self.path} holds another comparison (other configuration, interpreters, "
                 "paths, code, rounds or flags); give another --out, or delete it"
             )
-        if whole != text:
-            with self.path.open("r+", encoding="utf-8") as file:
-                file.truncate(len(whole.encode()))
+        if whole != content:
+            os.truncate(self.path, len(whole))
         self.pairs = pairs
 
     def _append(self, line: str) -> None:

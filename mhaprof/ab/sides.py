@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mhaprof.ab.turns import alternate
-from mhaprof.errors import EXIT_INTERRUPTED, EXIT_USAGE, Unavailable, UsageError
+from mhaprof.errors import EXIT_INTERRUPTED, EXIT_USAGE, Unavailable, UsageError, signal_name
 from mhaprof.records import Environment, Record
 from mhaprof.spec import AttentionSpec
 
@@ -181,10 +180,9 @@ def launch(plan: Plan, number: int) -> Pair:
     """Measure all points once on both sides, each in a fresh process, in turns.
 
     The base begins in odd rounds.  A candidate that a signal ended fails at every point of
-    the base.  Raises UsageError when a process
-    refuses its configuration or an interpreter cannot run, Unavailable when one ends
-    without rows (code ``killed`` if by a signal, else ``round_failed``), and
-    KeyboardInterrupt when it was interrupted.
+    the base.  Raises UsageError when a process refuses its configuration or an interpreter
+    cannot run, Unavailable when one ends without rows (code ``killed`` if by a signal, else
+    ``round_failed``), and KeyboardInterrupt when it was interrupted.
     """
     with tempfile.TemporaryDirectory(prefix="mhaprof-ab-") as folder:
         # Peaks hardly vary: once is enough, and once more when all is measured once more.
@@ -273,7 +271,6 @@ class _Run:
         if code == EXIT_USAGE:
             raise UsageError(said)
         if code < 0:
-            known = -code in set(signal.Signals)
-            name = signal.Signals(-code).name if known else f"signal {-code}"
+            name = signal_name(-code)
             raise Unavailable(f"--{side.name} {side.python}: killed by {name}", code=KILLED)
         raise Unavailable(said, code="round_failed")

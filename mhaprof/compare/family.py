@@ -186,7 +186,7 @@ class _Paired:
     @classmethod
     def of(cls, base: Sequence[float], new: Sequence[float]) -> _Paired:
         """Take the log ratio of each round."""
-        values = [math.log(after / before) for before, after in zip(base, new, strict=True)]
+        values = stats.log_ratios(base, new)
         return cls(values=values, square=math.fsum(value * value for value in values))
 
     def shift(self, signs: Sequence[int]) -> float:
@@ -211,8 +211,7 @@ class Design:
 
 
 def _signed_rank_test(base: Sequence[float], new: Sequence[float]) -> float:
-    logs = [math.log(after / before) for before, after in zip(base, new, strict=True)]
-    return stats.signed_rank_test(logs)
+    return stats.signed_rank_test(stats.log_ratios(base, new))
 
 
 UNPAIRED = Design(

@@ -18,6 +18,7 @@ from mhaprof.compare.rows import (
     differences,
     has_time,
     pair_rows,
+    role_of,
 )
 from mhaprof.compare.status import judge_status
 from mhaprof.compare.times import METRIC as LATENCY
@@ -155,7 +156,7 @@ def _point(plan: _Plan, policy: Policy, latency: Judgement | None) -> PointVerdi
     return PointVerdict(
         name=_name(row),
         implementation=_implementation(row),
-        role=str(row.get("role") or "point"),
+        role=role_of(row),
         label=label_of(row),
         judgements=sorted(kept, key=Judgement.weight) or [_IGNORED],
         device=None if device is None else str(device),

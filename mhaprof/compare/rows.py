@@ -81,14 +81,14 @@ def pair_rows(base: Sequence[Row], new: Sequence[Row]) -> list[Pair]:
         return tuple(setting(row, name) for name in asked)
 
     def named(row: Row) -> tuple[Hashable, ...]:
-        return (row.get("name"), _role(row))
+        return (row.get("name"), role_of(row))
 
     def alike(before: Row, after: Row) -> int:
         return sum(setting(before, name) == setting(after, name) for name in settings)
 
     passes: Sequence[Callable[[Row], Hashable]] = (
         lambda row: (named(row), what(row), how(row)),
-        lambda row: (_role(row), what(row), how(row)),
+        lambda row: (role_of(row), what(row), how(row)),
         lambda row: (named(row), what(row)),
         lambda row: (named(row), row.get("implementation"), how(row)),
         lambda row: (named(row), row.get("implementation")),
@@ -121,7 +121,8 @@ def setting(row: Row, name: str) -> Hashable:
     return value
 
 
-def _role(row: Row) -> str:
+def role_of(row: Row) -> str:
+    """Return the role of a row; what names none is a point."""
     return str(row.get("role") or "point")
 
 
@@ -154,7 +155,7 @@ def _redefined(base: Row, new: Row, spec: Sequence[str]) -> tuple[str, ...]:
 
 
 def _unpaired_reference(pair: Pair) -> bool:
-    return (pair.base is None or pair.new is None) and _role(pair.row) == "reference"
+    return (pair.base is None or pair.new is None) and role_of(pair.row) == "reference"
 
 
 def is_measured(row: Row) -> bool:

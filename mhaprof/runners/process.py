@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mhaprof.errors import signal_name
 from mhaprof.records import Failed
 from mhaprof.runners.base import MEASURER, Task
 from mhaprof.runners.messages import Lines
@@ -142,7 +143,7 @@ def died(status: int, *, oom_killed: bool, output: str) -> Failed:
         code = "worker_killed"
         message = "something killed the worker (SIGKILL): a person, or a limit on memory"
     elif status < 0:
-        code, message = "worker_crashed", f"the worker died of {signal.Signals(-status).name}"
+        code, message = "worker_crashed", f"the worker died of {signal_name(-status)}"
     else:
         code, message = "worker_crashed", f"the worker exited with status {status}"
     return Failed(code=code, message=message, traceback=output or None)
