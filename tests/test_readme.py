@@ -1,4 +1,4 @@
-"""Every command, file and program that the README shows is run."""
+"""Every command, file and program that the README and the guide show is run."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+PAGES = {page.stem: page.read_text() for page in sorted((ROOT / "mhaprof" / "guide").glob("*.md"))}
+TEXTS = [README, *PAGES.values()]
 
 INSTALL = "python3 -m venv .venv && .venv/bin/pip install -q torch==2.13.0 -e "
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    pattern = re.compile(rf"^```{language}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+    return [block for text in TEXTS for block in pattern.findall(text)]
 
 
 def commands(block: str) -> list[str]:
@@ -85,7 +88,7 @@ mine = attention.get("eager")
 def test_the_job_that_compares_times_runs(
     mhaprof: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (line,) = re.findall(r"^ *- run: (mhaprof ab .*)$", README, re.MULTILINE)
+    (line,) = re.findall(r"^ *- run: (mhaprof ab .*)$", PAGES["gate"], re.MULTILINE)
     for name in ("base", "new"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "kernels.py").write_text(KERNELS)
@@ -106,10 +109,20 @@ def test_the_table_of_the_readme_is_the_stored_result() -> None:
     assert set(cases) <= set(stored)
 
 
-def test_readme_lists_every_exit_code() -> None:
+def test_readme_stays_a_product_page() -> None:
+    assert len(README.splitlines()) <= 200
+
+
+def test_readme_links_every_page_that_it_names_and_every_page_is_named() -> None:
+    linked = set(re.findall(r"\(mhaprof/guide/(\S+)\.md\)", README))
+    assert linked == set(PAGES)
+
+
+@pytest.mark.parametrize("text", [README, PAGES["exit-codes"]], ids=["README", "guide"])
+def test_every_exit_code_is_listed(text: str) -> None:
     from mhaprof import errors
     from mhaprof.cli.app import EXIT_INTERNAL
 
-    listed = {int(code) for code in re.findall(r"^\| (\d+) \|", README, re.MULTILINE)}
+    listed = {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)}
     known = {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
     assert listed == known | {EXIT_INTERNAL}
