@@ -6,17 +6,25 @@ Importing a user's code is explicit: a command line names it itself, a file need
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import importlib
 import json
+import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+import sysconfig
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.machinery import PathFinder
+from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
 from mhaprof.errors import UsageError
+from mhaprof.records import ModulePoint
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +33,11 @@ if TYPE_CHECKING:
 INPUT_FORM = "sizes like 2x128x64, a dtype after a colon if not float32 (2x128:int64)"
 
 _DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "bool")
+
+_CODE = (".py", ".so", ".pyd", ".dll", ".dylib", ".c", ".cc", ".cpp", ".h", ".cu", ".cuh")
+_MOST_FILES = 20_000
+_MOST_FOLDERS = 5_000
+_INSTALLED = ("purelib", "platlib", "stdlib")
 
 
 class InputShape(BaseModel):
@@ -76,6 +89,107 @@ def parse_kwargs(text: str) -> dict[str, Any]:
     if not isinstance(kwargs, dict):
         raise UsageError(f'kwargs {text!r} is not a JSON object like {{"dim": 64}}')
     return kwargs
+
+
+def module_point(
+    name: str,
+    target: str,
+    kwargs: Mapping[str, Any],
+    inputs: Sequence[str],
+    *,
+    code: str | None = None,
+) -> ModulePoint:
+    """Return the point of a module, checked as far as text can be.  Raises UsageError."""
+    source_of(target, kwargs, inputs)
+    return ModulePoint(
+        name=name, implementation=target, kwargs=dict(kwargs), inputs=tuple(inputs), code=code
+    )
+
+
+def code_of(target: str) -> str:
+    """Return a fingerprint of the user's code behind ``package.module:attribute``.
+
+    Of the whole top-level package or file, and of every other that its sources import by
+    name and that is not installed, and so on; nothing is imported.  Empty where there is
+    none to be found.  Of torch it is the version.  What is imported by a name made at run
+    time is not followed.
+    """
+    path, installed = [str(Path.cwd()), *sys.path], set(map(sysconfig.get_path, _INSTALLED))
+    waiting, known = [target.partition(":")[0].partition(".")[0]], dict[str, str]()
+    while waiting:
+        top = waiting.pop()
+        if top in known:
+            continue
+        known[top] = ""
+        if top == "torch":
+            known[top] = version(top)
+        elif (place := _place(top, path)) is not None:
+            folder = str(place.parent)
+            if known.keys() - {top} and (folder in installed or place.name == "mhaprof"):
+                continue
+            known[top] = fingerprint(place)
+            if folder not in installed:
+                waiting += _imports(place)
+    found = sorted(item for item in known.items() if item[1])
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest()[:12] if found else ""
+
+
+def _place(top: str, path: Sequence[str]) -> Path | None:
+    """Return the folder of a top-level package, or the file of a module."""
+    spec = PathFinder.find_spec(top, path)
+    if spec is None or spec.origin in ("built-in", "frozen"):
+        return None
+    folders = list(spec.submodule_search_locations or ())
+    found = folders[0] if folders else spec.origin
+    return None if found is None else Path(found)
+
+
+def _imports(place: Path) -> set[str]:
+    """Return the top-level names that the sources in a folder, or a file, import."""
+    names: set[str] = set()
+    for file in islice(_code_files(place), _MOST_FILES):
+        if file.suffix != ".py":
+            continue
+        try:
+            tree = ast.parse(file.read_bytes())
+        except (OSError, SyntaxError, ValueError):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names.add(node.module.partition(".")[0])
+    return names - sys.stdlib_module_names
+
+
+def fingerprint(place: Path) -> str:
+    """Return a hash of the code below a folder, or of a file.
+
+    Folders whose name begins with a dot, and virtual environments, are left out.
+    """
+    place = place.resolve()
+    found = hashlib.sha256()
+    for file in islice(_code_files(place), _MOST_FILES):
+        found.update(f"{file.relative_to(place)}\0".encode())
+        try:
+            found.update(hashlib.sha256(file.read_bytes()).digest())
+        except OSError:
+            continue
+    return found.hexdigest()[:12]
+
+
+def _code_files(place: Path) -> Iterator[Path]:
+    """Yield the files of code below a folder, in a fixed order; or the file itself."""
+    if place.is_file():
+        yield place
+    for here, folders, files in islice(os.walk(place), _MOST_FOLDERS):
+        folders[:] = sorted(
+            name
+            for name in folders
+            if not name.startswith((".", "__pycache__"))
+            and not Path(here, name, "pyvenv.cfg").exists()
+        )
+        yield from (Path(here, name) for name in sorted(files) if name.endswith(_CODE))
 
 
 def build(source: ModuleSource) -> nn.Module:

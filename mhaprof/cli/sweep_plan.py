@@ -15,8 +15,9 @@ from mhaprof.cli.timing_options import options_of, settings_of
 from mhaprof.config import Config, SettingsSection, load_config
 from mhaprof.config.planned import NOTHING, PlannedPoint
 from mhaprof.errors import UsageError
+from mhaprof.module_source import code_of
 from mhaprof.point.measuring import METRICS, Metric
-from mhaprof.records import Point
+from mhaprof.records import ModulePoint, Point
 from mhaprof.report.tabular import Row
 from mhaprof.report.view import View, number, status, text
 from mhaprof.sweep.plan import PlanEntry, Shard, expand
@@ -38,6 +39,18 @@ class SweepPlan:
     text: str
     entries: list[PlanEntry]
     settings: SettingsSection
+    what: frozenset[Metric]
+
+    @property
+    def not_timed(self) -> list[str]:
+        """Return the names of the modules that are counted, though times are asked for."""
+        if "latency" not in self.what and "memory" not in self.what:
+            return []
+        return [
+            entry.point.name
+            for entry in self.entries
+            if isinstance(entry.point, ModulePoint) and entry.skip is None
+        ]
 
     @property
     def rounds(self) -> int:
@@ -85,10 +98,14 @@ def plan_sweep(config: Path | None, model: ModelChoice | None, asked: SweepReque
         for point in points
         if point.spec is not None and point.skip is None
     ]
+    versions = versions_of(specs, names, allow_import=asked.allow_import)
+    modules = [point.module.target for point in points if point.module and point.skip is None]
+    own = dict.fromkeys((*modules, *(name for name in versions if ":" in name)))
     entries = expand(
         points,
         implementations=names,
-        versions=versions_of(specs, names, allow_import=asked.allow_import),
+        versions=versions,
+        codes={target: code_of(target) for target in own},
         settings=[] if counting else settings_of(section, resolve=asked.resolve),
         what=what,
         options=options_of(section, allow_import=asked.allow_import),
@@ -96,7 +113,9 @@ def plan_sweep(config: Path | None, model: ModelChoice | None, asked: SweepReque
     )
     if asked.shard is not None:
         entries = [entry for entry in entries if asked.shard.has(entry.identity)]
-    return SweepPlan(name=loaded.name, text=loaded.text, entries=entries, settings=section)
+    return SweepPlan(
+        name=loaded.name, text=loaded.text, entries=entries, settings=section, what=what
+    )
 
 
 def _loaded(config: Path | None, model: ModelChoice | None, asked: SweepRequest) -> Config:
