@@ -13,10 +13,11 @@ import json
 import os
 import re
 import sys
-import sysconfig
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.machinery import PathFinder
 from importlib.metadata import version
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,7 @@ _DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "bool"
 _CODE = (".py", ".so", ".pyd", ".dll", ".dylib", ".c", ".cc", ".cpp", ".h", ".cu", ".cuh")
 _MOST_FILES = 20_000
 _MOST_FOLDERS = 5_000
-_INSTALLED = ("purelib", "platlib", "stdlib")
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 
 class InputShape(BaseModel):
@@ -114,34 +115,37 @@ def code_of(target: str) -> str:
     none to be found.  Of torch it is the version.  What is imported by a name made at run
     time is not followed.
     """
-    path, installed = [str(Path.cwd()), *sys.path], set(map(sysconfig.get_path, _INSTALLED))
-    waiting, known = [target.partition(":")[0].partition(".")[0]], dict[str, str]()
+    own = _top_level(target.partition(":")[0])
+    waiting, known = [own], dict[str, str]()
     while waiting:
         top = waiting.pop()
         if top in known:
             continue
-        known[top] = ""
-        if top == "torch":
-            known[top] = version(top)
-        elif (place := _place(top, path)) is not None:
-            folder = str(place.parent)
-            if known.keys() - {top} and (folder in installed or place.name == "mhaprof"):
-                continue
-            known[top] = fingerprint(place)
-            if folder not in installed:
+        known[top] = version(top) if top == "torch" else ""
+        for place in () if known[top] else _places(top):
+            installed = top == "mhaprof" or not _INSTALLED.isdisjoint(place.parts)
+            if top == own or not installed:
+                known[top] += fingerprint(place)
+            if not installed:
                 waiting += _imports(place)
     found = sorted(item for item in known.items() if item[1])
     return hashlib.sha256(json.dumps(found).encode()).hexdigest()[:12] if found else ""
 
 
-def _place(top: str, path: Sequence[str]) -> Path | None:
-    """Return the folder of a top-level package, or the file of a module."""
-    spec = PathFinder.find_spec(top, path)
-    if spec is None or spec.origin in ("built-in", "frozen"):
-        return None
-    folders = list(spec.submodule_search_locations or ())
-    found = folders[0] if folders else spec.origin
-    return None if found is None else Path(found)
+def _places(top: str) -> list[Path]:
+    """Return the folders of a top-level package, or the file of a module, as a worker finds it."""
+    try:
+        spec = PathFinder.find_spec(top, [str(Path.cwd()), *sys.path]) or find_spec(top)
+    except ValueError:  # a module without a spec, such as __main__
+        return []
+    if spec is None:
+        return []
+    found = spec.submodule_search_locations or ([spec.origin] if spec.has_location else [])
+    return [Path(place) for place in found if place]
+
+
+def _top_level(name: str) -> str:
+    return name.partition(".")[0]
 
 
 def _imports(place: Path) -> set[str]:
@@ -151,14 +155,15 @@ def _imports(place: Path) -> set[str]:
         if file.suffix != ".py":
             continue
         try:
-            tree = ast.parse(file.read_bytes())
-        except (OSError, SyntaxError, ValueError):
+            with warnings.catch_warnings(action="ignore"):
+                tree = ast.parse(file.read_bytes())
+        except (OSError, SyntaxError, ValueError, RecursionError):
             continue
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
-                names |= {alias.name.partition(".")[0] for alias in node.names}
+                names |= {_top_level(alias.name) for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                names.add(node.module.partition(".")[0])
+                names.add(_top_level(node.module))
     return names - sys.stdlib_module_names
 
 
