@@ -74,19 +74,7 @@ def change(old: str, new: str) -> None:
     Path("attn.py").write_text(ATTENTION.replace(old, new))
 
 
-@pytest.mark.parametrize(
-    "fresh",
-    [
-        pytest.param(True, id="in a checkout of its own"),
-        pytest.param(
-            False,
-            id="resumed",
-            marks=pytest.mark.xfail(
-                strict=True, reason="the gate still reads rows of earlier plans (issue 11, item 1)"
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("fresh", [True, False], ids=["in a checkout of its own", "resumed"])
 def test_a_change_that_makes_ones_own_attention_cost_more_fails_the_gate(
     shell: Any, fresh: bool
 ) -> None:
