@@ -50,16 +50,6 @@ class InputShape(BaseModel):
     dtype: str = "float32"
 
 
-class ModuleSource(BaseModel):
-    """A module named ``package.module:Class``, its constructor's kwargs and its inputs."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    target: str
-    kwargs: dict[str, Any] = {}
-    inputs: tuple[InputShape, ...]
-
-
 def parse_target(text: str) -> str:
     """Check the form ``package.module:Class``.  Raises UsageError."""
     if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", text):
@@ -101,7 +91,11 @@ def module_point(
     code: str | None = None,
 ) -> ModulePoint:
     """Return the point of a module, checked as far as text can be.  Raises UsageError."""
-    source_of(target, kwargs, inputs)
+    parse_target(target)
+    if not inputs:
+        raise UsageError(f"module {target} needs its inputs; give --input with {INPUT_FORM}")
+    for text in inputs:
+        parse_input(text)
     return ModulePoint(
         name=name, implementation=target, kwargs=dict(kwargs), inputs=tuple(inputs), code=code
     )
@@ -140,8 +134,9 @@ def _places(top: str) -> list[Path]:
         return []
     if spec is None:
         return []
-    found = spec.submodule_search_locations or ([spec.origin] if spec.has_location else [])
-    return [Path(place) for place in found if place]
+    if spec.submodule_search_locations is not None:
+        return [Path(place) for place in spec.submodule_search_locations]
+    return [Path(spec.origin)] if spec.has_location and spec.origin else []
 
 
 def _top_level(name: str) -> str:
@@ -197,7 +192,7 @@ def _code_files(place: Path) -> Iterator[Path]:
         yield from (Path(here, name) for name in sorted(files) if name.endswith(_CODE))
 
 
-def build(source: ModuleSource) -> nn.Module:
+def build(point: ModulePoint) -> nn.Module:
     """Import the class and construct it on the meta device; nothing is allocated.
 
     The working directory is importable, as with ``python -m``.  Raises UsageError when
@@ -206,22 +201,23 @@ def build(source: ModuleSource) -> nn.Module:
     import torch
     from torch import nn
 
-    name, _, attribute = parse_target(source.target).partition(":")
-    found = _imported(name, source.target)
+    target = parse_target(point.implementation)
+    name, _, attribute = target.partition(":")
+    found = _imported(name, target)
     for part in attribute.split("."):
         if not hasattr(found, part):
-            raise UsageError(f"module {source.target}: {name} has no attribute {attribute!r}")
+            raise UsageError(f"module {target}: {name} has no attribute {attribute!r}")
         found = getattr(found, part)
     try:
         with torch.device("meta"):
-            module = found if isinstance(found, nn.Module) else found(**source.kwargs)
+            module = found if isinstance(found, nn.Module) else found(**point.kwargs)
     except Exception as error:
         raise UsageError(
-            f"module {source.target} cannot be built with kwargs "
-            f"{json.dumps(source.kwargs, default=str)}: {type(error).__name__}: {error}"
+            f"module {target} cannot be built with kwargs "
+            f"{json.dumps(point.kwargs, default=str)}: {type(error).__name__}: {error}"
         ) from error
     if not isinstance(module, nn.Module):
-        raise UsageError(f"module {source.target} is a {type(module).__name__}, not an nn.Module")
+        raise UsageError(f"module {target} is a {type(module).__name__}, not an nn.Module")
     return module
 
 
@@ -237,23 +233,11 @@ def _imported(name: str, target: str) -> Any:
         ) from error
 
 
-def meta_inputs(shapes: Sequence[InputShape]) -> list[torch.Tensor]:
-    """Return meta tensors of the shapes."""
+def meta_inputs(inputs: Sequence[str]) -> list[torch.Tensor]:
+    """Return meta tensors of the shapes, given as text.  Raises UsageError."""
     import torch
 
     return [
         torch.empty(shape.sizes, dtype=getattr(torch, shape.dtype), device="meta")
-        for shape in shapes
+        for shape in map(parse_input, inputs)
     ]
-
-
-def source_of(target: str, kwargs: Mapping[str, Any], inputs: Sequence[str]) -> ModuleSource:
-    """Make a source of what was given as text.  Raises UsageError."""
-    checked = parse_target(target)
-    if not inputs:
-        raise UsageError(f"module {target} needs its inputs; give --input with {INPUT_FORM}")
-    return ModuleSource(
-        target=checked,
-        kwargs=dict(kwargs),
-        inputs=tuple(parse_input(text) for text in inputs),
-    )

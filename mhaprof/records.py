@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -130,16 +130,8 @@ class ModulePoint(Record):
     kwargs: dict[str, Any] = {}
     inputs: tuple[str, ...]
     code: str | None = None
-
-    @property
-    def settings(self) -> Settings:
-        """Return the settings of what is counted alone: none."""
-        return Settings()
-
-    @property
-    def reference_macs(self) -> int | None:
-        """Return None: a module has no shape that one full head could share."""
-        return None
+    settings: ClassVar[Settings] = Settings()
+    reference_macs: ClassVar[None] = None
 
     def identity(self) -> str:
         """Return the hash of what is built, what goes in, and the code."""

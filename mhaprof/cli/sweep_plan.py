@@ -17,7 +17,7 @@ from mhaprof.config.planned import NOTHING, PlannedPoint
 from mhaprof.errors import UsageError
 from mhaprof.module_source import code_of
 from mhaprof.point.measuring import METRICS, Metric
-from mhaprof.records import ModulePoint, Point
+from mhaprof.records import Point
 from mhaprof.report.tabular import Row
 from mhaprof.report.view import View, number, status, text
 from mhaprof.sweep.plan import PlanEntry, Shard, expand
@@ -33,24 +33,16 @@ TIMED_IMPLEMENTATIONS = ("eager", "sdpa")
 
 @dataclass(frozen=True, kw_only=True)
 class SweepPlan:
-    """What a sweep measures, and how: the file's settings with the flags' over them."""
+    """What a sweep measures, and how: the file's settings with the flags' over them.
+
+    ``not_timed`` names the modules that are counted, though times are asked for.
+    """
 
     name: str
     text: str
     entries: list[PlanEntry]
     settings: SettingsSection
-    what: frozenset[Metric]
-
-    @property
-    def not_timed(self) -> list[str]:
-        """Return the names of the modules that are counted, though times are asked for."""
-        if "latency" not in self.what and "memory" not in self.what:
-            return []
-        return [
-            entry.point.name
-            for entry in self.entries
-            if isinstance(entry.point, ModulePoint) and entry.skip is None
-        ]
+    not_timed: Sequence[str]
 
     @property
     def rounds(self) -> int:
@@ -99,8 +91,8 @@ def plan_sweep(config: Path | None, model: ModelChoice | None, asked: SweepReque
         if point.spec is not None and point.skip is None
     ]
     versions = versions_of(specs, names, allow_import=asked.allow_import)
-    modules = [point.module.target for point in points if point.module and point.skip is None]
-    own = dict.fromkeys((*modules, *(name for name in versions if ":" in name)))
+    modules = {point.name: point.module for point in points if point.module and not point.skip}
+    own = {*(each.target for each in modules.values()), *(name for name in versions if ":" in name)}
     entries = expand(
         points,
         implementations=names,
@@ -114,7 +106,11 @@ def plan_sweep(config: Path | None, model: ModelChoice | None, asked: SweepReque
     if asked.shard is not None:
         entries = [entry for entry in entries if asked.shard.has(entry.identity)]
     return SweepPlan(
-        name=loaded.name, text=loaded.text, entries=entries, settings=section, what=what
+        name=loaded.name,
+        text=loaded.text,
+        entries=entries,
+        settings=section,
+        not_timed=list(modules) if "flops" in what and not counting else [],
     )
 
 

@@ -114,13 +114,12 @@ def count_own(point: ModulePoint, *, counters: Collection[str], backward: bool) 
     tracers = [name for name in counters if name != "closed-form"]
     if not tracers:
         raise UsageError("a module has no closed form; give --counter fvcore or torch")
-    source = module_source.source_of(point.implementation, point.kwargs, point.inputs)
     try:
-        module = module_source.build(source)
-        inputs = module_source.meta_inputs(source.inputs)
+        module = module_source.build(point)
+        inputs = module_source.meta_inputs(point.inputs)
         found = count_module(module, inputs, counters=tracers, backward=backward)
     except SystemExit as stop:
-        message = f"module {source.target} ended the program by sys.exit({stop.code!r})"
+        message = f"module {point.implementation} ended the program by sys.exit({stop.code!r})"
         raise UsageError(message) from stop
     back = found.backward_macs
     counts = ModuleCounts(

@@ -152,6 +152,9 @@ def test_a_module_is_shown_in_every_format_and_times_asked_of_it_are_said_not_ta
         assert shown.code == 0
         assert "our attention" in shown.out
     assert shell(results, "--format", "parquet", "-o", "rows.parquet").code == 0
+    only = shell(SWEEP, "--measure", "latency", "--device", "cpu", "--dry-run", "--format", "json")
+    assert [row["reason"] for row in only.rows] == ["module_not_timed"]
+    assert "not timed:" not in only.err
     (again,) = shell(SWEEP, "--measure", "flops,latency", "--dry-run", "--format", "json").rows
     assert again["status"] == "stored"
 
