@@ -6,17 +6,26 @@ Importing a user's code is explicit: a command line names it itself, a file need
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import importlib
 import json
+import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.machinery import PathFinder
+from importlib.metadata import version
+from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
 from mhaprof.errors import UsageError
+from mhaprof.records import ModulePoint
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +35,11 @@ INPUT_FORM = "sizes like 2x128x64, a dtype after a colon if not float32 (2x128:i
 
 _DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "bool")
 
+_CODE = (".py", ".so", ".pyd", ".dll", ".dylib", ".c", ".cc", ".cpp", ".h", ".cu", ".cuh")
+_MOST_FILES = 20_000
+_MOST_FOLDERS = 5_000
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+
 
 class InputShape(BaseModel):
     """One tensor that goes into a module."""
@@ -34,16 +48,6 @@ class InputShape(BaseModel):
 
     sizes: tuple[int, ...]
     dtype: str = "float32"
-
-
-class ModuleSource(BaseModel):
-    """A module named ``package.module:Class``, its constructor's kwargs and its inputs."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    target: str
-    kwargs: dict[str, Any] = {}
-    inputs: tuple[InputShape, ...]
 
 
 def parse_target(text: str) -> str:
@@ -78,7 +82,117 @@ def parse_kwargs(text: str) -> dict[str, Any]:
     return kwargs
 
 
-def build(source: ModuleSource) -> nn.Module:
+def module_point(
+    name: str,
+    target: str,
+    kwargs: Mapping[str, Any],
+    inputs: Sequence[str],
+    *,
+    code: str | None = None,
+) -> ModulePoint:
+    """Return the point of a module, checked as far as text can be.  Raises UsageError."""
+    parse_target(target)
+    if not inputs:
+        raise UsageError(f"module {target} needs its inputs; give --input with {INPUT_FORM}")
+    for text in inputs:
+        parse_input(text)
+    return ModulePoint(
+        name=name, implementation=target, kwargs=dict(kwargs), inputs=tuple(inputs), code=code
+    )
+
+
+def code_of(target: str) -> str:
+    """Return a fingerprint of the user's code behind ``package.module:attribute``.
+
+    Of the whole top-level package or file, and of every other that its sources import by
+    name and that is not installed, and so on; nothing is imported.  Empty where there is
+    none to be found.  Of torch it is the version.  What is imported by a name made at run
+    time is not followed.
+    """
+    own = _top_level(target.partition(":")[0])
+    waiting, known = [own], dict[str, str]()
+    while waiting:
+        top = waiting.pop()
+        if top in known:
+            continue
+        known[top] = version(top) if top == "torch" else ""
+        for place in () if known[top] else _places(top):
+            installed = top == "mhaprof" or not _INSTALLED.isdisjoint(place.parts)
+            if top == own or not installed:
+                known[top] += fingerprint(place)
+            if not installed:
+                waiting += _imports(place)
+    found = sorted(item for item in known.items() if item[1])
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest()[:12] if found else ""
+
+
+def _places(top: str) -> list[Path]:
+    """Return the folders of a top-level package, or the file of a module, as a worker finds it."""
+    try:
+        spec = PathFinder.find_spec(top, [str(Path.cwd()), *sys.path]) or find_spec(top)
+    except ValueError:  # a module without a spec, such as __main__
+        return []
+    if spec is None:
+        return []
+    if spec.submodule_search_locations is not None:
+        return [Path(place) for place in spec.submodule_search_locations]
+    return [Path(spec.origin)] if spec.has_location and spec.origin else []
+
+
+def _top_level(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _imports(place: Path) -> set[str]:
+    """Return the top-level names that the sources in a folder, or a file, import."""
+    names: set[str] = set()
+    for file in islice(_code_files(place), _MOST_FILES):
+        if file.suffix != ".py":
+            continue
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                tree = ast.parse(file.read_bytes())
+        except (OSError, SyntaxError, ValueError, RecursionError):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                names |= {_top_level(alias.name) for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names.add(_top_level(node.module))
+    return names - sys.stdlib_module_names
+
+
+def fingerprint(place: Path) -> str:
+    """Return a hash of the code below a folder, or of a file.
+
+    Folders whose name begins with a dot, and virtual environments, are left out.
+    """
+    place = place.resolve()
+    found = hashlib.sha256()
+    for file in islice(_code_files(place), _MOST_FILES):
+        found.update(f"{file.relative_to(place)}\0".encode())
+        try:
+            found.update(hashlib.sha256(file.read_bytes()).digest())
+        except OSError:
+            continue
+    return found.hexdigest()[:12]
+
+
+def _code_files(place: Path) -> Iterator[Path]:
+    """Yield the files of code below a folder, in a fixed order; or the file itself."""
+    if place.is_file():
+        yield place
+    for here, folders, files in islice(os.walk(place), _MOST_FOLDERS):
+        folders[:] = sorted(
+            name
+            for name in folders
+            if not name.startswith((".", "__pycache__"))
+            and not Path(here, name, "pyvenv.cfg").exists()
+        )
+        yield from (Path(here, name) for name in sorted(files) if name.endswith(_CODE))
+
+
+def build(point: ModulePoint) -> nn.Module:
     """Import the class and construct it on the meta device; nothing is allocated.
 
     The working directory is importable, as with ``python -m``.  Raises UsageError when
@@ -87,22 +201,23 @@ def build(source: ModuleSource) -> nn.Module:
     import torch
     from torch import nn
 
-    name, _, attribute = parse_target(source.target).partition(":")
-    found = _imported(name, source.target)
+    target = parse_target(point.implementation)
+    name, _, attribute = target.partition(":")
+    found = _imported(name, target)
     for part in attribute.split("."):
         if not hasattr(found, part):
-            raise UsageError(f"module {source.target}: {name} has no attribute {attribute!r}")
+            raise UsageError(f"module {target}: {name} has no attribute {attribute!r}")
         found = getattr(found, part)
     try:
         with torch.device("meta"):
-            module = found if isinstance(found, nn.Module) else found(**source.kwargs)
+            module = found if isinstance(found, nn.Module) else found(**point.kwargs)
     except Exception as error:
         raise UsageError(
-            f"module {source.target} cannot be built with kwargs "
-            f"{json.dumps(source.kwargs, default=str)}: {type(error).__name__}: {error}"
+            f"module {target} cannot be built with kwargs "
+            f"{json.dumps(point.kwargs, default=str)}: {type(error).__name__}: {error}"
         ) from error
     if not isinstance(module, nn.Module):
-        raise UsageError(f"module {source.target} is a {type(module).__name__}, not an nn.Module")
+        raise UsageError(f"module {target} is a {type(module).__name__}, not an nn.Module")
     return module
 
 
@@ -118,23 +233,11 @@ def _imported(name: str, target: str) -> Any:
         ) from error
 
 
-def meta_inputs(shapes: Sequence[InputShape]) -> list[torch.Tensor]:
-    """Return meta tensors of the shapes."""
+def meta_inputs(inputs: Sequence[str]) -> list[torch.Tensor]:
+    """Return meta tensors of the shapes, given as text.  Raises UsageError."""
     import torch
 
     return [
         torch.empty(shape.sizes, dtype=getattr(torch, shape.dtype), device="meta")
-        for shape in shapes
+        for shape in map(parse_input, inputs)
     ]
-
-
-def source_of(target: str, kwargs: Mapping[str, Any], inputs: Sequence[str]) -> ModuleSource:
-    """Make a source of what was given as text.  Raises UsageError."""
-    checked = parse_target(target)
-    if not inputs:
-        raise UsageError(f"module {target} needs its inputs; give --input with {INPUT_FORM}")
-    return ModuleSource(
-        target=checked,
-        kwargs=dict(kwargs),
-        inputs=tuple(parse_input(text) for text in inputs),
-    )

@@ -10,10 +10,11 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from mhaprof.formulas import reference_macs
 from mhaprof.spec import AttentionSpec
 from mhaprof.stats import Summary, summarize
 from mhaprof.units import flops_of
@@ -88,7 +89,10 @@ class Settings(Record):
 
 
 class Point(Record):
-    """One thing to measure: a spec, an implementation, settings, and a name for the row."""
+    """One thing to measure: a spec, an implementation, settings, and a name for the row.
+
+    ``code`` is the fingerprint of the sources of an implementation of the user's.
+    """
 
     name: str
     role: Role = "point"
@@ -96,6 +100,12 @@ class Point(Record):
     implementation: str
     implementation_version: int = 1
     settings: Settings = Settings()
+    code: str | None = None
+
+    @property
+    def reference_macs(self) -> int | None:
+        """Return the MACs that the ratio of this point refers to."""
+        return reference_macs(self.spec)
 
     def identity(self) -> str:
         """Return the hash that says whether two points are the same measurement."""
@@ -105,8 +115,27 @@ class Point(Record):
             "version": self.implementation_version,
             "settings": self.settings.model_dump(),
         }
-        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return _hash(content if self.code is None else content | {"code": self.code})
+
+
+class ModulePoint(Record):
+    """A module of the user to count: ``implementation`` is its ``package.module:Class``.
+
+    ``inputs`` are shapes as text (``2x128x64``), ``code`` the fingerprint of its sources.
+    """
+
+    name: str
+    role: Role = "point"
+    implementation: str
+    kwargs: dict[str, Any] = {}
+    inputs: tuple[str, ...]
+    code: str | None = None
+    settings: ClassVar[Settings] = Settings()
+    reference_macs: ClassVar[None] = None
+
+    def identity(self) -> str:
+        """Return the hash of what is built, what goes in, and the code."""
+        return _hash(self.model_dump(mode="json", exclude={"name", "role"}))
 
 
 class ImpossiblePoint(Record):
@@ -122,9 +151,12 @@ class ImpossiblePoint(Record):
 
     def identity(self) -> str:
         """Return the hash of what was given."""
-        content = {"given": self.given, "implementation": self.implementation}
-        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return _hash({"given": self.given, "implementation": self.implementation})
+
+
+def _hash(content: dict[str, Any]) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class Finding(Record):
@@ -186,6 +218,30 @@ class Counts(Record):
             "forward-backward": self.flops + backward,
         }[mode]
         return dense, dense * self.macs_exact // self.macs
+
+
+class ModuleCounts(Record):
+    """Exact counts of a module of the user, in the units of ``Counts``; it has no closed form.
+
+    ``by_operator`` and ``by_module`` (qualified names, ``''`` is the whole) sum to ``macs``;
+    ``elementwise`` is beside it.
+    """
+
+    fvcore_flops: int | None
+    torch_macs: int | None
+    macs: int
+    params: int
+    uncounted_ops: dict[str, int] = {}
+    flops_backward: int | None = None
+    flops_forward_backward: int | None = None
+    by_operator: dict[str, int]
+    by_module: dict[str, int]
+    elementwise: dict[str, int] = {}
+
+    @property
+    def flops(self) -> int:
+        """Return FLOPs at two per MAC."""
+        return flops_of(self.macs)
 
 
 class Latency(Record):
@@ -256,10 +312,11 @@ class Roof(Record):
 
 
 class Measured(Record):
-    """The outcome of a point that was measured."""
+    """The outcome of a point that was measured; ``module`` are the counts of a ModulePoint."""
 
     status: Literal["ok"] = "ok"
     counts: Counts | None = None
+    module: ModuleCounts | None = None
     latency: Latency | None = None
     memory: Memory | None = None
     roof: Roof | None = None
@@ -293,7 +350,7 @@ Outcome = Annotated[Measured | Skipped | Failed, Field(discriminator="status")]
 class Result(Record):
     """A point with its outcome.  ``reference_macs`` is what its ratio refers to."""
 
-    point: Point | ImpossiblePoint
+    point: Point | ModulePoint | ImpossiblePoint
     outcome: Outcome
     reference_macs: int | None = None
 

@@ -7,14 +7,14 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from mhaprof.ab.turns import alternate
 from mhaprof.errors import EXIT_INTERRUPTED, EXIT_USAGE, Unavailable, UsageError, signal_name
+from mhaprof.module_source import fingerprint
 from mhaprof.records import Environment, Record
 from mhaprof.spec import AttentionSpec
 
@@ -28,15 +28,12 @@ RAW = ("samples_s", "process_time_s")
 KEY = ("name", "role", "implementation", "device", "dtype", "threads", "cache", "mode", "compiled")
 """What tells the points of a round apart."""
 
-_CODE = (".py", ".so", ".pyd", ".dll", ".dylib", ".c", ".cc", ".cpp", ".h", ".cu", ".cuh")
 _ASK = """
 from importlib.metadata import version
 from importlib.util import find_spec
 print(find_spec("mhaprof").origin)
 print(version("torch"))
 """
-_MOST_FILES = 20_000
-_MOST_FOLDERS = 5_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +81,7 @@ class Side:
         """
         mhaprof, torch = self._imported()
         folders = [Path(self.path or "."), *([Path(mhaprof).parent] if mhaprof else [])]
-        return "-".join([*map(_fingerprint, folders), torch])
+        return "-".join([*map(fingerprint, folders), torch])
 
     def _imported(self) -> tuple[str, str]:
         """Return where mhaprof is imported from, and torch's version; empty if unknown."""
@@ -101,34 +98,6 @@ class Side:
             return "", ""
         lines = done.stdout.splitlines()
         return (lines[0], lines[1]) if done.returncode == 0 and len(lines) == 2 else ("", "")
-
-
-def _fingerprint(folder: Path) -> str:
-    """Return a hash of the code below a folder.
-
-    Folders whose name begins with a dot, and virtual environments, are left out.
-    """
-    folder = folder.resolve()
-    found = hashlib.sha256()
-    for file in islice(_code_files(folder), _MOST_FILES):
-        found.update(f"{file.relative_to(folder)}\0".encode())
-        try:
-            found.update(hashlib.sha256(file.read_bytes()).digest())
-        except OSError:
-            continue
-    return found.hexdigest()[:12]
-
-
-def _code_files(folder: Path) -> Iterator[Path]:
-    """Yield the files of code below a folder, in a fixed order."""
-    for here, folders, files in islice(os.walk(folder), _MOST_FOLDERS):
-        folders[:] = sorted(
-            name
-            for name in folders
-            if not name.startswith((".", "__pycache__"))
-            and not Path(here, name, "pyvenv.cfg").exists()
-        )
-        yield from (Path(here, name) for name in sorted(files) if name.endswith(_CODE))
 
 
 @dataclass(frozen=True, kw_only=True)

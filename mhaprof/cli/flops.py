@@ -25,7 +25,7 @@ from mhaprof.cli.planning import (
     versions_of,
 )
 from mhaprof.errors import EXIT_FINDING, EXIT_OK, UsageError
-from mhaprof.module_source import parse_kwargs, source_of
+from mhaprof.module_source import module_point, parse_kwargs
 from mhaprof.point import COUNTERS, DEFAULT_CACHE_DTYPE, MeasureOptions, measure_point
 from mhaprof.records import Result
 from mhaprof.report.explain import explain as explanation
@@ -124,8 +124,8 @@ def flops(
             raise UsageError("--module counts that module alone; drop the file and other flags")
         if explain:
             raise UsageError("a module has no formula that --explain could show; drop it")
-        source = source_of(module, parse_kwargs(kwargs), input or ())
-        asked = Plan(modules=[AskedModule(name=module, source=source)])
+        point = module_point(module, module, parse_kwargs(kwargs), input or ())
+        asked = Plan(modules=[AskedModule(point=point)])
     else:
         if input or kwargs != "{}":
             raise UsageError("--kwargs and --input are of a module; name it by --module")

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mhaprof import module_source
 from mhaprof.cli.planning import AskedModule
 from mhaprof.errors import UsageError
-from mhaprof.module_source import ModuleSource
-from mhaprof.report.tabular import COLUMNS, Row
+from mhaprof.point.counting import count_own
+from mhaprof.records import ModuleCounts, Result
+from mhaprof.report.tabular import Row, row_of
 from mhaprof.report.view import View, count, text
 from mhaprof.report.views import FLOPS_TITLE, FVCORE_TITLE
-from mhaprof.units import flops_of
-
-if TYPE_CHECKING:
-    from mhaprof.measure.flops import ModuleFlops
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,70 +34,22 @@ def count_modules(
     """
     if not modules:
         return ModuleReport(rows=[], views=[], notes=[], blocked=False)
-    tracers = [counter for counter in counters if counter != "closed-form"]
-    if not tracers:
-        raise UsageError("a module has no closed form; give --counter fvcore or torch")
     rows, views, notes, faults, blocked = [], [], [], [], False
     for asked in modules:
-        name = asked.name
+        name = asked.point.name
         try:
-            found = _counted(asked.source, tracers, backward=backward)
+            measured = count_own(asked.point, counters=counters, backward=backward)
         except UsageError as error:
             faults.append(f"{asked.place}: {name}: {error}" if asked.place else str(error))
             continue
-        rows.append(_row(name, asked.source, found))
-        views += [_operators(name, found), _submodules(name, found)]
-        notes += [f"{name}: {finding.message}" for finding in found.findings]
-        blocked = blocked or any(finding.blocking for finding in found.findings)
+        assert measured.module is not None
+        rows.append(row_of(Result(point=asked.point, outcome=measured)))
+        views += [_operators(name, measured.module), _submodules(name, measured.module)]
+        notes += [f"{name}: {finding.message}" for finding in measured.findings]
+        blocked = blocked or any(finding.blocking for finding in measured.findings)
     if faults:
         raise UsageError("\n".join(faults))
     return ModuleReport(rows=rows, views=[_summary(rows), *views], notes=notes, blocked=blocked)
-
-
-def _counted(source: ModuleSource, counters: Sequence[str], *, backward: bool) -> ModuleFlops:
-    from mhaprof.measure.flops import count_module
-
-    try:
-        module = module_source.build(source)
-        inputs = module_source.meta_inputs(source.inputs)
-        return count_module(module, inputs, counters=counters, backward=backward)
-    except SystemExit as stop:
-        message = f"module {source.target} ended the program by sys.exit({stop.code!r})"
-        raise UsageError(message) from stop
-
-
-def _row(name: str, source: ModuleSource, found: ModuleFlops) -> Row:
-    row: Row = dict.fromkeys(COLUMNS)
-    blocking = [finding for finding in found.findings if finding.blocking]
-    shown = blocking or list(found.findings)
-    backward = found.backward_macs
-    row.update(
-        name=name,
-        role="point",
-        implementation=source.target,
-        status="failed" if blocking else "ok",
-        reason=shown[0].code if shown else None,
-        message="; ".join(finding.message for finding in shown) or None,
-        fvcore_flops=found.fvcore_macs,
-        torch_macs=found.torch_macs,
-        macs=found.macs,
-        flops=found.flops,
-        params=found.params,
-        flops_backward=None if backward is None else flops_of(backward),
-        flops_forward_backward=None if backward is None else flops_of(backward + found.macs),
-        uncounted_ops=" ".join(sorted(found.uncounted_ops)) or None,
-        inputs=[_worded(shape) for shape in source.inputs],
-        kwargs=source.kwargs,
-        by_operator=found.by_operator,
-        by_module=found.by_module,
-        elementwise=found.elementwise,
-    )
-    return row
-
-
-def _worded(shape: module_source.InputShape) -> str:
-    sizes = "x".join(map(str, shape.sizes))
-    return sizes if shape.dtype == "float32" else f"{sizes}:{shape.dtype}"
 
 
 def _summary(rows: Sequence[Row]) -> View:
@@ -119,7 +67,7 @@ def _summary(rows: Sequence[Row]) -> View:
     return View(title="Operations of one forward pass", columns=columns, rows=rows)
 
 
-def _operators(name: str, found: ModuleFlops) -> View:
+def _operators(name: str, found: ModuleCounts) -> View:
     ordered = sorted(found.by_operator.items(), key=lambda item: -item[1])
     rows: list[dict[str, Any]] = [{"operator": key, "macs": macs} for key, macs in ordered]
     return View(
@@ -129,7 +77,7 @@ def _operators(name: str, found: ModuleFlops) -> View:
     )
 
 
-def _submodules(name: str, found: ModuleFlops) -> View:
+def _submodules(name: str, found: ModuleCounts) -> View:
     rows: list[dict[str, Any]] = [
         {"module": _indented(key), "macs": macs} for key, macs in found.by_module.items()
     ]

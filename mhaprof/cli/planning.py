@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mhaprof import attention
 from mhaprof.config import PlannedPoint, SettingsSection, load_config
 from mhaprof.errors import Fault, SpecError, UsageError
-from mhaprof.module_source import ModuleSource, source_of
-from mhaprof.records import ImpossiblePoint, Point, Result, Settings, Skipped
+from mhaprof.module_source import module_point
+from mhaprof.records import ImpossiblePoint, ModulePoint, Point, Result, Settings, Skipped
 from mhaprof.spec import AttentionSpec, checked_fields
 
 if TYPE_CHECKING:
@@ -126,6 +126,7 @@ def points_of(
             implementation=name,
             implementation_version=versions[name],
             settings=settings,
+            code=None,
         )
         for name in planned.implementations or implementations
     ]
@@ -163,8 +164,7 @@ def _reference_name(spec: AttentionSpec) -> str:
 class AskedModule:
     """A module to count; ``place`` is where a file asks for it (``a.yaml:3:5``), if one does."""
 
-    name: str
-    source: ModuleSource
+    point: ModulePoint
     place: str | None = None
 
 
@@ -219,8 +219,7 @@ def plan(
         entries=[_entry(point) for point in loaded.entries if point.module is None],
         modules=[
             AskedModule(
-                name=point.name,
-                source=source_of(module.target, module.kwargs, module.inputs),
+                point=module_point(point.name, module.target, module.kwargs, module.inputs),
                 place=f"{config}:{point.line}:{point.column}",
             )
             for point in loaded.entries

@@ -132,6 +132,7 @@ def _csv(reader: Reader) -> str:
 
 
 def _write_parquet(source: Path, target: Path | None) -> None:
+    from mhaprof.store.columns import kind_of
     from mhaprof.store.frame import load
 
     if target is None:
@@ -140,7 +141,15 @@ def _write_parquet(source: Path, target: Path | None) -> None:
         raise MissingExtra(package="pyarrow", extra="parquet", purpose="--format parquet")
     temporary = target.with_name(f".{target.name}.part")
     try:
-        load(source).to_parquet(temporary)
+        frame = load(source)
+        for name in filter(lambda name: kind_of(name) == "JSON", frame.columns):
+            # Structs need the same fields in all rows, and at least one.
+            frame[name] = frame[name].map(_dict_as_json)
+        frame.to_parquet(temporary)
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _dict_as_json(value: object) -> object:
+    return json.dumps(value) if isinstance(value, dict) else value

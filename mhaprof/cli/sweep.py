@@ -171,6 +171,8 @@ def sweep(
         shard=part,
     )
     plan = plan_sweep(config, model, asked)
+    if plan.not_timed:
+        say(f"modules are counted, not timed: {', '.join(plan.not_timed)}")
     path = out or FOLDER / _file_name(plan, part)
     lanes = _lanes(plan, pool_of(devices) if devices is not None else [])
     if dry_run:

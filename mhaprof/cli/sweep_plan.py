@@ -15,6 +15,7 @@ from mhaprof.cli.timing_options import options_of, settings_of
 from mhaprof.config import Config, SettingsSection, load_config
 from mhaprof.config.planned import NOTHING, PlannedPoint
 from mhaprof.errors import UsageError
+from mhaprof.module_source import code_of
 from mhaprof.point.measuring import METRICS, Metric
 from mhaprof.records import Point
 from mhaprof.report.tabular import Row
@@ -32,12 +33,16 @@ TIMED_IMPLEMENTATIONS = ("eager", "sdpa")
 
 @dataclass(frozen=True, kw_only=True)
 class SweepPlan:
-    """What a sweep measures, and how: the file's settings with the flags' over them."""
+    """What a sweep measures, and how: the file's settings with the flags' over them.
+
+    ``not_timed`` names the modules that are counted, though times are asked for.
+    """
 
     name: str
     text: str
     entries: list[PlanEntry]
     settings: SettingsSection
+    not_timed: Sequence[str]
 
     @property
     def rounds(self) -> int:
@@ -85,10 +90,14 @@ def plan_sweep(config: Path | None, model: ModelChoice | None, asked: SweepReque
         for point in points
         if point.spec is not None and point.skip is None
     ]
+    versions = versions_of(specs, names, allow_import=asked.allow_import)
+    modules = {point.name: point.module for point in points if point.module and not point.skip}
+    own = {*(each.target for each in modules.values()), *(name for name in versions if ":" in name)}
     entries = expand(
         points,
         implementations=names,
-        versions=versions_of(specs, names, allow_import=asked.allow_import),
+        versions=versions,
+        codes={target: code_of(target) for target in own},
         settings=[] if counting else settings_of(section, resolve=asked.resolve),
         what=what,
         options=options_of(section, allow_import=asked.allow_import),
@@ -96,7 +105,13 @@ def plan_sweep(config: Path | None, model: ModelChoice | None, asked: SweepReque
     )
     if asked.shard is not None:
         entries = [entry for entry in entries if asked.shard.has(entry.identity)]
-    return SweepPlan(name=loaded.name, text=loaded.text, entries=entries, settings=section)
+    return SweepPlan(
+        name=loaded.name,
+        text=loaded.text,
+        entries=entries,
+        settings=section,
+        not_timed=list(modules) if "flops" in what and not counting else [],
+    )
 
 
 def _loaded(config: Path | None, model: ModelChoice | None, asked: SweepRequest) -> Config:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mhaprof.compare.exact import BASELINE_COLUMNS
-from mhaprof.compare.rows import SETTING_COLUMNS, SPEC_COLUMNS, Row, RunRows
+from mhaprof.compare.rows import MODULE_COLUMNS, SETTING_COLUMNS, SPEC_COLUMNS, Row, RunRows
 from mhaprof.errors import UsageError
 from mhaprof.records import SCHEMA_VERSION, Environment
 
@@ -38,6 +38,7 @@ _TIMES = (
 _COLUMNS = (
     *("name", "role", "implementation", "status", "reason"),
     *SPEC_COLUMNS,
+    *MODULE_COLUMNS,
     *SETTING_COLUMNS,
     "device_name",
     *_VERSIONS,

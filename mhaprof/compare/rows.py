@@ -7,6 +7,7 @@ less, so that a changed thread count is named as such and not as a vanished poin
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,9 @@ from mhaprof.spec import AttentionSpec
 Row = Mapping[str, Any]
 
 SPEC_COLUMNS = tuple(AttentionSpec.model_fields)
+MODULE_COLUMNS = ("kwargs", "inputs")
+"""What tells modules of the user apart, beside their target; lists and objects."""
+
 SETTING_COLUMNS = ("device", "dtype", "threads", "timer", "cache", "mode", "compiled", "tf32")
 CONDITIONS = (*SETTING_COLUMNS, "device_name", "torch", "driver")
 """Under which conditions a time or a measured peak was taken; a key of
@@ -68,14 +72,14 @@ def pair_rows(base: Sequence[Row], new: Sequence[Row]) -> list[Pair]:
     Only columns that both runs have can tell points apart.
     """
     shared = _columns(base) & _columns(new)
-    spec = [name for name in SPEC_COLUMNS if name in shared]
+    spec = [name for name in (*SPEC_COLUMNS, *MODULE_COLUMNS) if name in shared]
     settings = [name for name in SETTING_COLUMNS if name in shared]
 
     # A row without a time names no timer, and is the same point all the same.
     asked = [name for name in settings if name != "timer"]
 
     def what(row: Row) -> tuple[Hashable, ...]:
-        return (row.get("implementation"), *(row.get(name) for name in spec))
+        return (row.get("implementation"), *(_hashable(row.get(name)) for name in spec))
 
     def how(row: Row) -> tuple[Hashable, ...]:
         return tuple(setting(row, name) for name in asked)
@@ -111,6 +115,10 @@ def pair_rows(base: Sequence[Row], new: Sequence[Row]) -> list[Pair]:
 
 def _columns(rows: Sequence[Row]) -> set[str]:
     return {name for row in rows for name in row}
+
+
+def _hashable(value: Any) -> Hashable:
+    return json.dumps(value, sort_keys=True) if isinstance(value, list | dict) else value
 
 
 def setting(row: Row, name: str) -> Hashable:

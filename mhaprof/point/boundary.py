@@ -6,11 +6,10 @@ import traceback
 from collections.abc import Callable
 
 from mhaprof.errors import MhaprofError, Unavailable
-from mhaprof.formulas import reference_macs
-from mhaprof.records import Failed, Outcome, Point, Result, Skipped
+from mhaprof.records import Failed, ModulePoint, Outcome, Point, Result, Skipped
 
 
-def guarded(point: Point, measure: Callable[[], Outcome]) -> Result:
+def guarded(point: Point | ModulePoint, measure: Callable[[], Outcome]) -> Result:
     """Run one measurement; whatever breaks in it becomes that point's outcome.
 
     This is the one place where every exception is caught, so that one broken point
@@ -28,7 +27,7 @@ def guarded(point: Point, measure: Callable[[], Outcome]) -> Result:
             message=f"{type(error).__name__}: {_first_line(error)}",
             traceback=traceback.format_exc(),
         )
-    return Result.trusted(point=point, outcome=outcome, reference_macs=reference_macs(point.spec))
+    return Result.trusted(point=point, outcome=outcome, reference_macs=point.reference_macs)
 
 
 def _code_of(error: Exception) -> str:

@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from mhaprof import formulas
+from mhaprof import formulas, module_source
 from mhaprof.errors import UsageError
 from mhaprof.point.boundary import guarded
 from mhaprof.point.options import COUNTERS, DEFAULT_CACHE_DTYPE
-from mhaprof.records import Counts, Finding, Measured, Mode, Point, Result, Skipped
+from mhaprof.records import (
+    Counts,
+    Finding,
+    Measured,
+    Mode,
+    ModuleCounts,
+    ModulePoint,
+    Point,
+    Result,
+    Skipped,
+)
 from mhaprof.spec import AttentionSpec
 from mhaprof.units import DTYPE_BYTES, flops_of
 
@@ -86,11 +96,45 @@ def count(
     return Measured.trusted(
         status="ok",
         counts=counts,
+        module=None,
         latency=None,
         memory=None,
         roof=None,
         findings=findings + found,
     )
+
+
+def count_own(point: ModulePoint, *, counters: Collection[str], backward: bool) -> Measured:
+    """Import, build and count a module of the user.
+
+    Raises UsageError when it cannot be imported, built or run, or no counter can see it.
+    """
+    from mhaprof.measure.flops import count_module
+
+    tracers = [name for name in counters if name != "closed-form"]
+    if not tracers:
+        raise UsageError("a module has no closed form; give --counter fvcore or torch")
+    try:
+        module = module_source.build(point)
+        inputs = module_source.meta_inputs(point.inputs)
+        found = count_module(module, inputs, counters=tracers, backward=backward)
+    except SystemExit as stop:
+        message = f"module {point.implementation} ended the program by sys.exit({stop.code!r})"
+        raise UsageError(message) from stop
+    back = found.backward_macs
+    counts = ModuleCounts(
+        fvcore_flops=found.fvcore_macs,
+        torch_macs=found.torch_macs,
+        macs=found.macs,
+        params=found.params,
+        uncounted_ops=found.uncounted_ops,
+        flops_backward=None if back is None else flops_of(back),
+        flops_forward_backward=None if back is None else flops_of(back + found.macs),
+        by_operator=found.by_operator,
+        by_module=found.by_module,
+        elementwise=found.elementwise,
+    )
+    return Measured(module=counts, findings=list(found.findings))
 
 
 def trace(

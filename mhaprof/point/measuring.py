@@ -7,11 +7,21 @@ from typing import TYPE_CHECKING, Literal
 
 from mhaprof.errors import UsageError
 from mhaprof.point.boundary import guarded
-from mhaprof.point.counting import count
+from mhaprof.point.counting import count, count_own
 from mhaprof.point.options import MeasureOptions
 from mhaprof.point.roof import least_seconds, peaks_of, roof_of
 from mhaprof.point.timing import peak_bytes, predict_memory, time_point
-from mhaprof.records import Failed, Finding, Measured, Memory, Outcome, Point, Result, Skipped
+from mhaprof.records import (
+    Failed,
+    Finding,
+    Measured,
+    Memory,
+    ModulePoint,
+    Outcome,
+    Point,
+    Result,
+    Skipped,
+)
 
 if TYPE_CHECKING:
     from mhaprof.attention.base import Implementation
@@ -24,7 +34,7 @@ METRICS: tuple[Metric, ...] = ("flops", "latency", "memory")
 
 
 def measure_point(
-    point: Point,
+    point: Point | ModulePoint,
     *,
     what: Collection[Metric],
     options: MeasureOptions | None = None,
@@ -35,9 +45,13 @@ def measure_point(
     ``what`` names the metrics.  ``latency`` and ``memory`` need ``point.settings`` with
     a device and a dtype.  A time comes with counts: with ``flops`` from all counters,
     else from the closed form alone.  A run that Ctrl-C ended keeps its samples and
-    has the finding ``interrupted``.
+    has the finding ``interrupted``.  A module of the user is counted, whatever is asked.
     """
     chosen = options or MeasureOptions()
+    if isinstance(point, ModulePoint):
+        return guarded(
+            point, lambda: count_own(point, counters=chosen.counters, backward=chosen.backward)
+        )
     return guarded(point, lambda: _measure(point, what, chosen, progress))
 
 

@@ -21,6 +21,8 @@ from mhaprof.records import (
     ImpossiblePoint,
     Latency,
     Measured,
+    ModuleCounts,
+    ModulePoint,
     Point,
     Result,
     Settings,
@@ -122,7 +124,10 @@ def row_of(result: Result, *, latency: bool = False) -> Row:
     point, outcome = result.point, result.outcome
     row["name"], row["role"] = point.name, point.role
     row["implementation"], row["status"] = point.implementation, outcome.status
-    row.update(point.given if isinstance(point, ImpossiblePoint) else vars(point.spec))
+    if isinstance(point, ModulePoint):
+        row.update(kwargs=point.kwargs, inputs=list(point.inputs))
+    else:
+        row.update(point.given if isinstance(point, ImpossiblePoint) else vars(point.spec))
     if latency and isinstance(point, Point) and point.settings.device is not None:
         _add_settings(row, point.settings)
     if isinstance(outcome, Skipped | Failed):
@@ -132,8 +137,8 @@ def row_of(result: Result, *, latency: bool = False) -> Row:
         return row
     if outcome.findings:
         _add_findings(row, outcome)
-    if outcome.counts is not None:
-        _add_counts(row, outcome.counts, result.reference_macs)
+    if counts := outcome.counts or outcome.module:
+        _add_counts(row, counts, result.reference_macs)
     if outcome.latency is not None:
         _add_latency(row, outcome.latency, outcome.counts)
     if outcome.memory is not None:
@@ -167,10 +172,10 @@ def _add_findings(row: Row, outcome: Measured) -> None:
     )
 
 
-def _add_counts(row: Row, counts: Counts, reference_macs: int | None) -> None:
+def _add_counts(row: Row, counts: Counts | ModuleCounts, reference_macs: int | None) -> None:
     # Not dumped, which costs as much as counting: grids are large.
     fields = vars(counts).copy()
-    for stage, macs in fields.pop("by_stage").items():
+    for stage, macs in fields.pop("by_stage", {}).items():
         row[_STAGE_COLUMN[stage]] = macs
     fields["uncounted_ops"] = " ".join(sorted(counts.uncounted_ops)) or None
     row.update(fields)

@@ -15,6 +15,8 @@ FLOPS_TITLE = "FLOPs (1 MAC = 2)"
 
 def _shape_columns(rows: Sequence[Row]) -> list[Column]:
     """Show what tells the rows apart, and the sizes that everyone asks for."""
+    if rows and all(row.get("batch") is None for row in rows):
+        return []  # modules of the user alone
     always = ["batch", "tokens", "dim", "heads", "kv_heads", "head_dim"]
     columns = [count(name, name) for name in always]
     if any(row.get("kv_tokens") != row.get("tokens") for row in rows):
@@ -41,7 +43,7 @@ def counts_view(rows: Sequence[Row], *, title: str, notes: Sequence[str] = ()) -
     columns = [text("name", "name"), text("implementation", "implementation")]
     columns += _shape_columns(rows)
     columns += [count(FVCORE_TITLE, "macs"), count(FLOPS_TITLE, "flops")]
-    if any(row.get("macs_exact") != row.get("macs") for row in rows):
+    if any(row.get("macs_exact") not in (None, row.get("macs")) for row in rows):
         columns += [
             count("macs_exact (masked pairs left out)", "macs_exact"),
             count("pairs_exact (one head)", "pairs_exact"),

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 from mhaprof.errors import Unavailable, UsageError
-from mhaprof.formulas import reference_macs
 from mhaprof.point import MeasureOptions, measure_point
 from mhaprof.point.measuring import Metric
-from mhaprof.records import Environment, Failed, Measured, Point, Record, Result
+from mhaprof.records import Environment, Failed, Measured, ModulePoint, Point, Record, Result
 
 COUNTING = "none"
 """The device of a task that only counts: any core will do."""
@@ -25,7 +24,7 @@ class Task(Record):
 
     identity: str
     round: int = 0
-    point: Point
+    point: Point | ModulePoint
     what: frozenset[Metric]
     options: MeasureOptions = MeasureOptions()
 
@@ -102,8 +101,7 @@ def measure_as(measurer: Measurer, task: Task, device: str | None) -> Result:
 
 def failed_result(task: Task, failed: Failed) -> Result:
     """Return the result of a task whose worker could not give one."""
-    macs = reference_macs(task.point.spec)
-    return Result(point=task.point, outcome=failed, reference_macs=macs)
+    return Result(point=task.point, outcome=failed, reference_macs=task.point.reference_macs)
 
 
 def describe(device: str) -> Environment:

@@ -15,7 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from mhaprof.formulas import EXTRA_STAGES, STAGES
-from mhaprof.records import Counts, Latency, Memory
+from mhaprof.records import Counts, Latency, Memory, ModuleCounts
 from mhaprof.spec import AttentionSpec
 
 Kind = Literal["INTEGER", "REAL", "BOOLEAN", "TEXT", "JSON"]
@@ -48,12 +48,13 @@ INT64_MAX = 2**63 - 1
 def declared() -> Mapping[str, Kind]:
     """Return the kind of every column that is known."""
     kinds: dict[str, Kind] = {}
-    for record in (AttentionSpec, Counts, Latency, Memory):
+    for record in (AttentionSpec, Counts, ModuleCounts, Latency, Memory):
         kinds |= _kinds_of(record)
     kinds |= dict.fromkeys(_DERIVED_INTEGERS, "INTEGER")
     kinds |= dict.fromkeys(_DERIVED_REALS, "REAL")
     kinds |= dict.fromkeys(_WORDS, "TEXT")
     kinds |= dict.fromkeys(("identity", "environment", "lane", "finished"), "TEXT")
+    kinds |= dict.fromkeys(("kwargs", "inputs"), "JSON")
     kinds["round"] = "INTEGER"
     return kinds
 

@@ -109,13 +109,15 @@ class Store:
     def plan(self, points: Sequence[PlannedRow], *, keep: bool = False) -> None:
         """Keep what is planned, in order.
 
-        Points that are no longer planned stay if they have results, or with ``keep``.
+        Points that are no longer planned stay, behind the others, if they have results; all
+        stay as they are with ``keep``.
         """
         with self._transaction():
             if not keep:
                 self._connection.execute(
                     "DELETE FROM points WHERE identity NOT IN (SELECT identity FROM results)"
                 )
+                self._connection.execute("UPDATE points SET ordinal = ordinal + ?", (len(points),))
             self._connection.executemany(
                 "INSERT OR REPLACE INTO points (identity, ordinal, name, role, implementation) "
                 "VALUES (?, ?, ?, ?, ?)",

@@ -7,10 +7,11 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mhaprof.config.planned import PlannedPoint
+from mhaprof.config.planned import NOTHING, PlannedPoint
+from mhaprof.module_source import module_point
 from mhaprof.point import MeasureOptions
 from mhaprof.point.measuring import Metric
-from mhaprof.records import ImpossiblePoint, Point, Settings, Skipped
+from mhaprof.records import ImpossiblePoint, ModulePoint, Point, Settings, Skipped
 from mhaprof.runners.base import Task
 
 
@@ -24,14 +25,14 @@ class PlanEntry:
 
     identity: str
     ordinal: int
-    point: Point | ImpossiblePoint
+    point: Point | ModulePoint | ImpossiblePoint
     what: frozenset[Metric]
     options: MeasureOptions = field(default_factory=MeasureOptions)
     skip: Skipped | None = None
 
     def task(self, number: int) -> Task:
         """Return the task of one round."""
-        assert isinstance(self.point, Point)
+        assert not isinstance(self.point, ImpossiblePoint)
         return Task(
             identity=self.identity,
             round=number,
@@ -54,7 +55,7 @@ class Shard:
 
 
 def identity_of(
-    point: Point | ImpossiblePoint, what: frozenset[Metric], options: MeasureOptions
+    point: Point | ModulePoint | ImpossiblePoint, what: frozenset[Metric], options: MeasureOptions
 ) -> str:
     """Return the hash of a point, of what is measured of it, and of how it is counted."""
     content: dict[str, object] = {"point": point.identity(), "measure": sorted(what)}
@@ -68,7 +69,7 @@ def identity_of(
 class _Item:
     """An entry before it has its identity and its place."""
 
-    point: Point | ImpossiblePoint
+    point: Point | ModulePoint | ImpossiblePoint
     what: frozenset[Metric]
     skip: Skipped | None = None
 
@@ -82,24 +83,29 @@ def expand(
     what: frozenset[Metric],
     options: MeasureOptions,
     references: Iterable[Point] = (),
+    codes: Mapping[str, str] = NOTHING,
 ) -> list[PlanEntry]:
     """Return one entry per point, implementation and settings, each measurement once.
 
     ``implementations`` are those of points that name none; ``versions`` has the version
     of each.  ``references`` are counted, first.  Settings mean nothing where no time is
-    taken, and are left out.  Points that are skipped (excluded, impossible, modules)
+    taken, and are left out.  ``codes`` has the fingerprint of each code of the user's.
+    Points that are skipped (excluded, impossible, modules of which only times are asked)
     become entries that say so.
     """
     chosen = (Settings(),) if what <= {"flops"} else settings
     items = [_Item(point=point, what=frozenset({"flops"})) for point in references]
     for planned in points:
+        skip = _skip_of(planned, what)
+        if planned.module is not None:
+            items.append(_module(planned, what, skip, codes))
+            continue
         for name in planned.implementations or implementations:
-            skip = _skip_of(planned)
             if skip is not None:
                 items.append(_Item(point=_skipped(planned, name), what=what, skip=skip))
                 continue
             for setting in chosen:
-                point = _point(planned, name, versions[name], setting)
+                point = _point(planned, name, versions[name], setting, codes.get(name))
                 items.append(_Item(point=point, what=what))
     return _numbered(items, options)
 
@@ -121,7 +127,20 @@ def _numbered(items: Iterable[_Item], options: MeasureOptions) -> list[PlanEntry
     return list(entries.values())
 
 
-def _point(planned: PlannedPoint, name: str, version: int, settings: Settings) -> Point:
+def _module(
+    planned: PlannedPoint, what: frozenset[Metric], skip: Skipped | None, codes: Mapping[str, str]
+) -> _Item:
+    """Return the entry of a module: counted, whatever else is asked for.  Raises UsageError."""
+    module = planned.module
+    assert module is not None
+    code = codes.get(module.target)
+    point = module_point(planned.name, module.target, module.kwargs, module.inputs, code=code)
+    return _Item(point=point, what=what if skip else frozenset({"flops"}), skip=skip)
+
+
+def _point(
+    planned: PlannedPoint, name: str, version: int, settings: Settings, code: str | None
+) -> Point:
     assert planned.spec is not None
     return Point(
         name=planned.name,
@@ -129,22 +148,21 @@ def _point(planned: PlannedPoint, name: str, version: int, settings: Settings) -
         implementation=name,
         implementation_version=version,
         settings=settings,
+        code=code,
     )
 
 
 def _skipped(planned: PlannedPoint, name: str) -> ImpossiblePoint:
     """Return the row of a point that is not measured; an excluded one shows its spec."""
     given = dict(planned.given) if planned.spec is None else planned.spec.model_dump()
-    if planned.module is not None:
-        given["module"] = planned.module.target
     return ImpossiblePoint(name=planned.name, implementation=name, given=given)
 
 
-def _skip_of(planned: PlannedPoint) -> Skipped | None:
+def _skip_of(planned: PlannedPoint, what: frozenset[Metric]) -> Skipped | None:
     """Return why a point is not measured, or None."""
     if planned.skip is not None:
         return Skipped(code=planned.skip.code, message=planned.skip.message)
-    if planned.module is not None:
-        message = "a sweep measures attention specs; count this module with mhaprof flops"
-        return Skipped(code="module", message=message)
+    if planned.module is not None and "flops" not in what:
+        message = "a module of yours is counted, not timed; measure flops"
+        return Skipped(code="module_not_timed", message=message)
     return None

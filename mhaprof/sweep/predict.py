@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mhaprof import formulas
 from mhaprof.point.timing import predict_memory
-from mhaprof.records import Memory, Point, Skipped
+from mhaprof.records import Memory, ModulePoint, Point, Skipped
 from mhaprof.sweep.plan import PlanEntry
 from mhaprof.units import flops_of
 
@@ -40,6 +40,8 @@ def predict(entry: PlanEntry) -> Prediction:
     if entry.skip is not None:
         return Prediction(time_s=0.0, skip=entry.skip)
     point = entry.point
+    if isinstance(point, ModulePoint):
+        return Prediction(time_s=COUNTING_S)
     assert isinstance(point, Point)
     from mhaprof import attention
 

@@ -11,7 +11,8 @@ from mhaprof.cli.sweep_plan import parse_shard
 from mhaprof.config import parse_config
 from mhaprof.errors import Unavailable, UsageError
 from mhaprof.point import MeasureOptions
-from mhaprof.records import ImpossiblePoint, Point, Settings
+from mhaprof.point.measuring import Metric
+from mhaprof.records import ModulePoint, Point, Settings
 from mhaprof.runners.ray import slots_for
 from mhaprof.sweep import expand, lanes_for
 from mhaprof.sweep.devices import may_have_accelerator, named_device, pool_of
@@ -116,23 +117,58 @@ def test_the_identity_follows_the_content() -> None:
     assert identities(text=renamed) >= {e.identity for e in plan(settings=(CPU,)) if not e.skip}
 
 
-def test_a_module_is_listed_as_what_a_sweep_does_not_measure() -> None:
-    text = """
+MODULE = """
 version: 1
-points: [{name: mine, module: "package.mod:Class", inputs: 2x16x8}]
+points: [{name: mine, module: "package.mod:Class", kwargs: {dim: 8}, inputs: 2x16x8}]
 """
-    entries = expand(
+
+
+def module_entry(
+    text: str = MODULE, *, what: tuple[Metric, ...] = ("flops",), code: str = "a"
+) -> PlanEntry:
+    (entry,) = expand(
         parse_config(text, file="m.yaml", allow_import=True).entries,
-        implementations=("eager",),
-        versions={"eager": 1},
+        implementations=("eager", "sdpa"),
+        versions={"eager": 1, "sdpa": 1},
         settings=(CPU,),
-        what=frozenset({"flops"}),
+        what=frozenset(what),
         options=MeasureOptions(),
+        codes={"package.mod:Class": code},
     )
-    assert [(entry.point.name, entry.skip and entry.skip.code) for entry in entries] == [
-        ("mine", "module")
+    return entry
+
+
+def test_a_module_is_planned_once_and_counted_alone_whatever_is_timed() -> None:
+    asked: tuple[tuple[Metric, ...], ...] = (("flops",), ("flops", "latency"))
+    for what in asked:
+        entry = module_entry(what=what)
+        assert (entry.skip, entry.what) == (None, {"flops"})
+        assert entry.task(0).device == "none"
+        assert entry.point == ModulePoint(
+            name="mine",
+            implementation="package.mod:Class",
+            kwargs={"dim": 8},
+            inputs=("2x16x8",),
+            code="a",
+        )
+
+
+def test_a_module_of_which_only_times_are_asked_is_skipped_with_the_reason() -> None:
+    skip = module_entry(what=("latency",)).skip
+    assert skip is not None
+    assert skip.code == "module_not_timed"
+
+
+def test_the_identity_of_a_module_is_target_kwargs_inputs_and_code() -> None:
+    base = module_entry().identity
+    assert module_entry(MODULE.replace("mine", "yours")).identity == base
+    others = [
+        module_entry(code="b"),
+        module_entry(MODULE.replace("Class", "Other")),
+        module_entry(MODULE.replace("dim: 8", "dim: 9")),
+        module_entry(MODULE.replace("2x16x8", "2x16x8:float16")),
     ]
-    assert isinstance(entries[0].point, ImpossiblePoint)
+    assert len({base, *(entry.identity for entry in others)}) == 5
 
 
 def test_shards_are_disjoint_complete_and_independent_of_the_order(planned: Planner) -> None:
