@@ -28,4 +28,4 @@ def _escape(text: str) -> str:
 
 
 def _inert(text: str) -> str:
-    return text.replace("<", "&lt;").replace("](", "]\\(")
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace("](", "]\\(")

@@ -230,7 +230,7 @@ def to_csv(rows: Sequence[Row]) -> str:
     columns = columns_of(rows)
     commas = len(columns) - 1
     buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
+    writer = csv.writer(CsvLines(buffer))
     writer.writerow(map(csv_cell, columns))
     for row in rows:
         values = row.values() if list(row) == columns else [row.get(name) for name in columns]
@@ -254,6 +254,20 @@ def columns_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     for keys in dict.fromkeys(map(tuple, rows)):
         columns.update(dict.fromkeys(keys))
     return list(columns) or list(COLUMNS)
+
+
+class CsvLines:
+    """Take the lines of ``csv.writer`` and end them with a line feed alone.
+
+    The writer quotes a carriage return only where it ends its lines with one.
+    """
+
+    def __init__(self, target: io.StringIO) -> None:
+        self._target = target
+
+    def write(self, line: str) -> int:
+        """Write one line."""
+        return self._target.write(line.removesuffix("\r\n") + "\n")
 
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")

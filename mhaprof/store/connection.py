@@ -32,6 +32,8 @@ def worded(path: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         raise _explained(path, error) from error
+    except UnicodeDecodeError as error:  # a name in the schema
+        raise UsageError(f"{path} is damaged: it holds text that is no UTF-8") from error
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
 
@@ -148,7 +150,5 @@ def _quick_check(connection: sqlite3.Connection, path: Path) -> None:
     (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if found != "ok":
         first = " ".join(str(found).split())
-        raise UsageError(
-            f"{path} is damaged ({first}); restore a copy or give another file"
-        )
+        raise UsageError(f"{path} is damaged ({first}); restore a copy or give another file")
     _sound.add(key)
