@@ -242,15 +242,20 @@ def _check_rows(rows: Sequence[Any], path: Path) -> None:
         if not _are_words(row.get("flags")):
             raise UsageError(f"{path}: row {number}: flags {row['flags']!r} are not words")
         for column in (*_NUMBERS, *_LISTS):
-            if not _is_sound(row.get(column), many=column in _LISTS):
+            if not _is_sound(
+                row.get(column), many=column in _LISTS, whole=kind_of(column) == "INTEGER"
+            ):
                 expected = "a list of numbers" if column in _LISTS else "a number"
                 raise UsageError(
                     f"{path}: row {number}: {column} {row[column]!r} is not {expected}"
                 )
 
 
-def _is_sound(value: Any, *, many: bool) -> bool:
-    """Say whether a value is absent, or finite and not negative; ``many``: all of a list."""
+def _is_sound(value: Any, *, many: bool, whole: bool = False) -> bool:
+    """Say whether a value is absent, or finite and not negative; ``many``: all of a list.
+
+    Counts (``whole``) are compared exactly and may be beyond any float.
+    """
     if value is None:
         return True
     if many:
@@ -258,7 +263,8 @@ def _is_sound(value: Any, *, many: bool) -> bool:
             item is not None and _is_sound(item, many=False) for item in value
         )
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and 0 <= value <= sys.float_info.max
+    exact = whole and isinstance(value, int)
+    return is_number and value >= 0 and (exact or value <= sys.float_info.max)
 
 
 def _are_words(value: Any) -> bool:

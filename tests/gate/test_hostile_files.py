@@ -115,7 +115,7 @@ def test_pages_that_are_linked_twice_are_refused(store: Path) -> None:
     for place in places:
         content[place : place + 4] = content[places[0] : places[0] + 4]
     store.write_bytes(content)
-    with pytest.raises(UsageError, match="is damaged"):
+    with pytest.raises(UsageError, match=r"sqlite is damaged \("):
         load_run(store)
 
 
@@ -147,6 +147,8 @@ def test_flags_that_are_no_words_are_refused(
 def test_a_number_that_none_can_compute_with_is_refused(
     mhaprof: Any, tmp_path: Path, number: str, column: str
 ) -> None:
+    if len(number) > 99 and column != "latency_median_s":
+        pytest.skip("counts are whole numbers of any size")
     path = tmp_path / "b.json"
     path.write_text(
         '{"kind": "baseline", "rows": [{"name": "p", "implementation": "sdpa", "status": "ok", '
