@@ -75,8 +75,7 @@ class LocatedFault:
 
     def __str__(self) -> str:
         text = f"{self.file}:{self.line}:{self.column}: {self.key}: {self.message}"
-        # Files come from strangers: no line break or terminal escape of theirs is printed.
-        return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+        return printable(text)
 
 
 class ConfigError(UsageError):
@@ -112,6 +111,13 @@ class Unavailable(MhaprofError):
     def __init__(self, message: str, *, code: str) -> None:
         self.code = code
         super().__init__(message)
+
+
+def printable(text: str) -> str:
+    """Return text without line breaks and terminal escapes: names come from strangers."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def signal_name(number: int) -> str:

@@ -238,3 +238,9 @@ def test_statistics_import_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_an_outlier_lies_beyond_one_and_a_half_interquartile_ranges() -> None:
+    even = [float(value) for value in range(1, 21)]  # quartiles 5.75 and 15.25: reach 14.25
+    assert stats.summarize([*even, 35.0]).outliers == 1
+    assert stats.summarize([*even, 29.0]).outliers == 0

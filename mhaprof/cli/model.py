@@ -13,6 +13,7 @@ import typer
 from mhaprof.cli.options import choices, option, takes
 from mhaprof.cli.output import Output, OutputFlags, say
 from mhaprof.cli.planning import Planned
+from mhaprof.config.grid import too_many
 from mhaprof.errors import EXIT_OK, UsageError
 from mhaprof.huggingface import ModelPlan, layers_of
 from mhaprof.huggingface.cost import cost_of
@@ -164,6 +165,8 @@ class ModelChoice:
         varied = [field for field, values in given.items() if len(values) > 1]
         points: list[Planned] = []
         said: set[str] = set()
+        if refused := too_many(given.values()):
+            raise UsageError(f"the flags make {refused}")
         for values in itertools.product(*given.values()):
             shape = dict(zip(given, values, strict=True))
             plan = self.plan(shape)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mhaprof.cli.options import option
-from mhaprof.errors import UsageError
+from mhaprof.errors import UsageError, printable
 from mhaprof.report import markdown, table, tabular
 from mhaprof.report.tabular import Row
 from mhaprof.report.view import View
@@ -28,7 +28,7 @@ FORMATS = ("table", "json", "csv", "markdown")
 def say(message: str) -> None:
     """Print one line for the user to stderr; nowhere when the user closed it."""
     if sys.stderr is not None:
-        print(f"mhaprof: {message}", file=sys.stderr)
+        print(f"mhaprof: {printable(message)}", file=sys.stderr)
 
 
 class ClosedOutput(io.TextIOBase):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mhaprof import attention
 from mhaprof.config import PlannedPoint, SettingsSection, load_config
+from mhaprof.config.grid import too_many
 from mhaprof.errors import Fault, SpecError, UsageError
 from mhaprof.module_source import module_point
 from mhaprof.records import ImpossiblePoint, ModulePoint, Point, Result, Settings, Skipped
@@ -60,6 +61,8 @@ def plan_flags(given: Mapping[str, Sequence[object]]) -> list[Planned | Impossib
     _check_types(given)
     varied = [name for name, values in given.items() if len(values) > 1]
     planned: list[Planned | Impossible] = []
+    if refused := too_many(given.values()):
+        raise UsageError(f"the flags make {refused}")
     for values in itertools.product(*given.values()):
         fields = dict(zip(given, values, strict=True))
         shown = {name: fields[name] for name in varied or fields}

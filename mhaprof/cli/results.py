@@ -17,7 +17,7 @@ from mhaprof.cli.options import takes
 from mhaprof.cli.output import FORMATS, Output, OutputGroup, say
 from mhaprof.errors import EXIT_OK, MissingExtra, UsageError
 from mhaprof.records import RAW_FIELDS, Measured
-from mhaprof.report.tabular import Row
+from mhaprof.report.tabular import CsvLines, Row, csv_cell
 from mhaprof.report.times import latency_view
 from mhaprof.report.view import View
 from mhaprof.report.views import counts_view
@@ -122,12 +122,10 @@ def _csv(reader: Reader) -> str:
     """Return all rows as CSV, as ``tabular.to_csv`` writes them, without a dict each."""
     columns = reader.columns()
     buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(columns)
+    writer = csv.writer(CsvLines(buffer))
+    writer.writerow(map(csv_cell, columns))
     for values in reader.tuples(columns):
-        writer.writerow(
-            json.dumps(value) if isinstance(value, list | dict) else value for value in values
-        )
+        writer.writerow(map(csv_cell, values))
     return buffer.getvalue()
 
 

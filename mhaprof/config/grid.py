@@ -42,6 +42,12 @@ def size(axes: Sequence[Axis]) -> int:
     return math.prod(len(axis.rows) for axis in axes)
 
 
+def too_many(given: Iterable[Sequence[object]]) -> str | None:
+    """Say how many points lists of values make, when those are more than are planned."""
+    count = math.prod(map(len, given))
+    return f"{count} points; at most {MAX_POINTS} are planned" if count > MAX_POINTS else None
+
+
 def combinations(
     axes: Sequence[Axis], *, name_all: bool = False
 ) -> Iterator[tuple[dict[str, Any], str]]:

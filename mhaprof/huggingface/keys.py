@@ -16,8 +16,8 @@ from mhaprof.errors import ConfigError, LocatedFault, UsageError
 MAX_SIZE = 2**31 - 1
 """The largest size that a key may hold; more is a typo, not a model."""
 
-MAX_LAYERS = 10_000
-"""The most layers that a file may ask for."""
+MAX_LAYERS = 2_000
+"""The most layers that a file may ask for: above the deepest published (1,000)."""
 
 Path = tuple[str, ...]
 Locate = Callable[[Path], tuple[int, int]]

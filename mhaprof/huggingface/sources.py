@@ -48,15 +48,24 @@ def read_config(reference: str) -> RawConfig:
     return _parsed(path, source=str(path))
 
 
+MAX_CHARACTERS = 4 * 1024**2
+"""The longest config.json: many times what any published one has."""
+
+
 def _parsed(path: Path, *, source: str) -> RawConfig:
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        with path.open(encoding="utf-8-sig") as file:
+            text = file.read(MAX_CHARACTERS + 1)
     except OSError as error:
         raise UsageError(f"--model {source}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"--model {source}: is not UTF-8 text; expected JSON") from error
     except ValueError as error:  # a NUL in the name
         raise UsageError(f"--model {source!r}: is not the name of a file") from error
+    if len(text) > MAX_CHARACTERS:
+        raise UsageError(
+            f"--model {source}: is longer than {MAX_CHARACTERS} characters; expected a config.json"
+        )
     try:
         values = json.loads(text, object_pairs_hook=_unique)
     except json.JSONDecodeError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mhaprof.compare import Comparison, Judgement
+from mhaprof.errors import printable
 from mhaprof.report import markdown
 from mhaprof.report.comparison import view_of
 from mhaprof.report.view import View
@@ -46,7 +47,7 @@ def _level(judgement: Judgement, *, strict: bool) -> str | None:
 
 def _data(text: str) -> str:
     """Escape the message of a workflow command."""
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return printable(text).replace("%", "%25")
 
 
 def _property(text: str) -> str:

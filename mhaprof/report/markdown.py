@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mhaprof.errors import printable
 from mhaprof.report.view import View
 
 
@@ -9,10 +10,10 @@ def render(view: View) -> str:
     """Return the title, the table and the notes as GitHub-flavoured Markdown."""
     header = [_escape(column.title) for column in view.columns]
     rule = ["---:" if column.numeric else ":---" for column in view.columns]
-    lines = [f"### {view.title}", "", _line(header), _line(rule)]
+    lines = [f"### {_escape(view.title)}", "", _line(header), _line(rule)]
     lines += [_line([_escape(cell) for cell in cells]) for cells in view.cells()]
     for note in view.notes:
-        lines += ["", note]
+        lines += ["", _inert(printable(note))]
     return "\n".join(lines) + "\n"
 
 
@@ -20,5 +21,11 @@ def _line(cells: list[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _escape(cell: str) -> str:
-    return cell.replace("|", "\\|").replace("\n", " ")
+def _escape(text: str) -> str:
+    """Let a name be text: no HTML, link, image, end of a cell or break of a line."""
+    shown = printable(text.replace("\n", " ")).replace("|", "\\|")
+    return _inert(shown)
+
+
+def _inert(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace("](", "]\\(")

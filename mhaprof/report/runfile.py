@@ -9,8 +9,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,15 @@ from mhaprof.compare.exact import BASELINE_COLUMNS
 from mhaprof.compare.rounds import fold
 from mhaprof.errors import NotComparable, UsageError
 from mhaprof.records import SCHEMA_VERSION, Environment, Measured, Result, Run
-from mhaprof.report.tabular import SPEC_COLUMNS, Row, row_of
+from mhaprof.report.tabular import FORMULA, SPEC_COLUMNS, Row, row_of
+from mhaprof.store.columns import kind_of
 
 _SQLITE = b"SQLite format 3\x00"
 _REQUIRED = ("name", "implementation", "status")
 _STATUSES = ("ok", "skipped", "failed")
 _NUMBERS = (
-    "macs",
-    "params",
-    "peak_bytes",
+    *(name for name in (*SPEC_COLUMNS, *BASELINE_COLUMNS) if kind_of(name) in ("INTEGER", "REAL")),
+    *("macs", "params", "peak_bytes", "round"),
     *(f"latency_{x}_s" for x in ("median", "ci_low", "ci_high")),
 )
 _SCALARS = (*_REQUIRED, "role", *SPEC_COLUMNS, *CONDITIONS, *BASELINE_COLUMNS)
@@ -43,11 +43,13 @@ def load_run(path: Path) -> RunRows:
     than this mhaprof.
     """
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            content = file.read(len(_SQLITE))
+            content += b"" if content == _SQLITE else file.read()
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
     environment = None
-    if content.startswith(_SQLITE):
+    if content == _SQLITE:
         rows = _from_store(path)
     else:
         text = _decoded(content, path)
@@ -156,15 +158,19 @@ def _from_json_lines(lines: Iterable[str], path: Path) -> list[Row]:
 
 def _from_csv(text: str, path: Path) -> list[Row]:
     """Read CSV with a header; the type of a value follows from its column."""
-    reader = csv.DictReader(io.StringIO(text))
-    missing = [name for name in _REQUIRED if name not in (reader.fieldnames or ())]
+    reader = csv.DictReader(io.StringIO(text, newline=""))
+    try:
+        header = reader.fieldnames or ()
+    except csv.Error as error:
+        raise UsageError(f"{path}: neither JSON, SQLite nor CSV: {error}") from error
+    missing = [name for name in _REQUIRED if name not in header]
     if missing:
         raise UsageError(
             f"{path}: neither JSON nor SQLite, and as CSV it lacks the column "
             f"{', '.join(missing)}; expected a run file of mhaprof"
         )
     rows: list[Row] = []
-    for row in reader:
+    for row in _csv_lines(reader, path):
         if None in row or None in row.values():
             raise UsageError(f"{path}:{reader.line_num}: not as many fields as the header has")
         try:
@@ -174,11 +180,19 @@ def _from_csv(text: str, path: Path) -> list[Row]:
     return rows
 
 
+def _csv_lines(reader: csv.DictReader[str], path: Path) -> Iterator[dict[str, str]]:
+    """Yield the rows; raises UsageError for what the parser refuses (NUL, huge fields)."""
+    try:
+        yield from reader
+    except csv.Error as error:
+        raise UsageError(f"{path}:{reader.line_num}: not CSV: {error}") from error
+
+
 def _typed(column: str, text: str) -> Any:
     """Return the value of a CSV field; an empty field is None."""
-    from mhaprof.store.columns import kind_of
-
     kind = kind_of(column)
+    if text[:1] == "'" and text[1:].startswith(FORMULA):
+        text = text[1:]
     try:
         if text == "" or kind == "TEXT":
             return text or None
@@ -225,16 +239,23 @@ def _check_rows(rows: Sequence[Any], path: Path) -> None:
                 f"{path}: row {number}: status {row['status']!r} is not one of "
                 f"{', '.join(_STATUSES)}"
             )
+        if not _are_words(row.get("flags")):
+            raise UsageError(f"{path}: row {number}: flags {row['flags']!r} are not words")
         for column in (*_NUMBERS, *_LISTS):
-            if not _is_sound(row.get(column), many=column in _LISTS):
+            if not _is_sound(
+                row.get(column), many=column in _LISTS, whole=kind_of(column) == "INTEGER"
+            ):
                 expected = "a list of numbers" if column in _LISTS else "a number"
                 raise UsageError(
                     f"{path}: row {number}: {column} {row[column]!r} is not {expected}"
                 )
 
 
-def _is_sound(value: Any, *, many: bool) -> bool:
-    """Say whether a value is absent, or finite and not negative; ``many``: all of a list."""
+def _is_sound(value: Any, *, many: bool, whole: bool = False) -> bool:
+    """Say whether a value is absent, or finite and not negative; ``many``: all of a list.
+
+    Counts (``whole``) are compared exactly and may be beyond any float.
+    """
     if value is None:
         return True
     if many:
@@ -242,7 +263,15 @@ def _is_sound(value: Any, *, many: bool) -> bool:
             item is not None and _is_sound(item, many=False) for item in value
         )
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and (isinstance(value, int) or math.isfinite(value)) and value >= 0
+    exact = whole and isinstance(value, int)
+    return is_number and value >= 0 and (exact or value <= sys.float_info.max)
+
+
+def _are_words(value: Any) -> bool:
+    """Say whether flags are absent, words in one text, or a list of words."""
+    if isinstance(value, list):
+        return all(isinstance(word, str) for word in value)
+    return value is None or isinstance(value, str)
 
 
 def fold_rounds(rows: Sequence[Row]) -> list[Row]:

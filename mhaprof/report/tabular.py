@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -234,16 +235,16 @@ def to_csv(rows: Sequence[Row]) -> str:
     columns = columns_of(rows)
     commas = len(columns) - 1
     buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(columns)
+    writer = csv.writer(CsvLines(buffer))
+    writer.writerow(map(csv_cell, columns))
     for row in rows:
         values = row.values() if list(row) == columns else [row.get(name) for name in columns]
         line = ",".join(["" if value is None else str(value) for value in values])
         # A plain line needs no quotes and is written as it is, in half the writer's time.
-        if line and line.count(",") == commas and not any(mark in line for mark in _NOT_PLAIN):
+        if line and line.count(",") == commas and not _SPECIAL.search(line):
             buffer.write(line + "\n")
         else:
-            writer.writerow([_as_json(value) for value in values])
+            writer.writerow([csv_cell(value) for value in values])
     return buffer.getvalue()
 
 
@@ -260,9 +261,28 @@ def columns_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(columns) or list(COLUMNS)
 
 
-_NOT_PLAIN = ('"', "\n", "\r", "[", "{")
+class CsvLines:
+    """Take the lines of ``csv.writer`` and end them with a line feed alone.
+
+    The writer quotes a carriage return only where it ends its lines with one.
+    """
+
+    def __init__(self, target: io.StringIO) -> None:
+        self._target = target
+
+    def write(self, line: str) -> int:
+        """Write one line."""
+        return self._target.write(line.removesuffix("\r\n") + "\n")
 
 
-def _as_json(value: Any) -> Any:
-    """Return lists and dicts as JSON, other values as they are."""
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""What a spreadsheet takes for the start of a formula."""
+
+_SPECIAL = re.compile(r'["\n\r\[{]|(?:^|,)[=+\-@\t]')
+
+
+def csv_cell(value: Any) -> Any:
+    """Return lists and dicts as JSON, and text that a spreadsheet would run behind a quote."""
+    if isinstance(value, str):
+        return "'" + value if value.startswith(FORMULA) else value
     return json.dumps(value) if isinstance(value, list | dict) else value

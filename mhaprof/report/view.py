@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mhaprof.errors import printable
 from mhaprof.report.tabular import Row
 from mhaprof.units import format_count, format_ratio, format_seconds
 
@@ -87,4 +88,4 @@ def _word(value: Any) -> str:
         return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return str(value)
+    return printable(str(value))

@@ -14,6 +14,12 @@ from mhaprof.store.schema import STEPS, check, migrate
 WAIT_S = 60.0
 """How long a writer waits for readers that are in the way, and they for it."""
 
+LONGEST_VALUE = 64 * 1024**2
+"""Bytes of one value of a file: far more than a record has, far less than memory."""
+
+_WAL = b"\x02"
+_sound: set[tuple[int, ...]] = set()
+
 
 @contextmanager
 def worded(path: Path) -> Iterator[None]:
@@ -26,22 +32,33 @@ def worded(path: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         raise _explained(path, error) from error
+    except UnicodeDecodeError as error:  # a name in the schema
+        raise UsageError(f"{path} is damaged: it holds text that is no UTF-8") from error
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
+_NOT_OURS = (
+    0,  # Python's own: text that is no UTF-8
+    sqlite3.SQLITE_ERROR,
+    sqlite3.SQLITE_NOTADB,
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_TOOBIG,
+)
+
+
 def _explained(path: Path, error: sqlite3.Error) -> MhaprofError:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in _NOT_OURS:
+        return UsageError(
+            f"{path} is no result file of mhaprof, or it is damaged ({error}); "
+            "restore a copy or give another file"
+        )
     if code == sqlite3.SQLITE_FULL:
         return Unavailable(
             f"the disk of {path} is full; what was committed is intact: "
             "free space and run the same command to resume",
             code="disk_full",
-        )
-    if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
-        return UsageError(
-            f"{path} is no result file of mhaprof, or it is damaged ({error}); "
-            "restore a copy or give another file"
         )
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
         return UsageError(f"{path} cannot be opened or written; check its folder's permissions")
@@ -55,6 +72,8 @@ def connect_to_write(path: Path) -> sqlite3.Connection:
     with worded(path):
         connection = sqlite3.connect(path, timeout=WAIT_S, isolation_level=None)
         try:
+            _distrust(connection)
+            check(connection, name=str(path))
             connection.execute("PRAGMA journal_mode = DELETE")
             migrate(connection, name=str(path))
         except BaseException:
@@ -64,21 +83,72 @@ def connect_to_write(path: Path) -> sqlite3.Connection:
 
 
 def connect_to_read(path: Path) -> sqlite3.Connection:
-    """Open an existing file for reading; an older version is migrated in memory."""
+    """Open an existing file for reading; an older version is migrated in memory.
+
+    The file and its folder are left as they are, but for a transaction that a kill cut
+    off: only a writer can roll that back.
+    """
     if not path.is_file():
         raise UsageError(f"{path}: there is no such result file")
     with worded(path):
-        # Read-write, so that a transaction cut off by a kill can be rolled back.
-        uri = f"file:{quote(str(path))}?mode=rw"
+        _refuse_wal(path)
+        journal = path.with_name(path.name + "-journal")
+        mode = "rw" if journal.exists() else "ro"
+        uri = f"file:{quote(str(path))}?mode={mode}"
         connection = sqlite3.connect(uri, uri=True, timeout=WAIT_S, isolation_level=None)
-        version = check(connection, name=str(path))
-        if version == 0:
-            raise UsageError(f"{path} is empty; it holds no results of mhaprof")
-        if version < len(STEPS):
-            copy = sqlite3.connect(":memory:", isolation_level=None)
-            connection.backup(copy)
+        try:
+            return _readable(connection, path)
+        except BaseException:
             connection.close()
-            migrate(copy, name=str(path))
-            connection = copy
-        connection.execute("PRAGMA query_only = ON")
-        return connection
+            raise
+
+
+def _readable(connection: sqlite3.Connection, path: Path) -> sqlite3.Connection:
+    """Return a connection that is safe to read: this one, or a migrated copy in memory."""
+    _distrust(connection)
+    version = check(connection, name=str(path))
+    if version == 0:
+        raise UsageError(f"{path} is empty; it holds no results of mhaprof")
+    _quick_check(connection, path)
+    if version < len(STEPS):
+        copy = sqlite3.connect(":memory:", isolation_level=None)
+        connection.backup(copy)
+        connection.close()
+        migrate(copy, name=str(path))
+        connection = copy
+    connection.execute("PRAGMA query_only = ON")
+    return connection
+
+
+def _distrust(connection: sqlite3.Connection) -> None:
+    """Let nothing in the file run or grow: it may come from a stranger."""
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_VALUE)
+    for pragma in ("trusted_schema = OFF", "ignore_check_constraints = ON", "mmap_size = 0"):
+        connection.execute(f"PRAGMA {pragma}").fetchall()
+
+
+def _refuse_wal(path: Path) -> None:
+    """Raise UsageError for a file in WAL mode: reading it would write files beside it."""
+    with path.open("rb") as file:
+        header = file.read(20)
+    if _WAL in header[18:20]:
+        raise UsageError(
+            f"{path} is in WAL mode, which mhaprof does not write; close what has it open "
+            "and convert it: sqlite3 FILE 'PRAGMA journal_mode = DELETE'"
+        )
+
+
+def _quick_check(connection: sqlite3.Connection, path: Path) -> None:
+    """Raise UsageError for pages that do not fit together; once while a file is unchanged.
+
+    Pages that are linked twice make rows without an end out of a small file.
+    """
+    stat = path.stat()
+    key = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+    if key in _sound:
+        return
+    (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if found != "ok":
+        first = " ".join(str(found).split())
+        raise UsageError(f"{path} is damaged ({first}); restore a copy or give another file")
+    _sound.add(key)

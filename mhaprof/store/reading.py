@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -80,10 +81,11 @@ class Reader:
         found = self._select(
             "SELECT fingerprint, device, environment FROM environments ORDER BY first_used"
         )
-        return {
-            fingerprint: (device, Environment.model_validate_json(text))
-            for fingerprint, device, text in found
-        }
+        with self._sound():
+            return {
+                fingerprint: (device, Environment.model_validate_json(text))
+                for fingerprint, device, text in found
+            }
 
     def points(self) -> list[PlannedRow]:
         """Return what is planned, in order."""
@@ -136,7 +138,39 @@ class Reader:
         selected = "".join(", rows." + quoted(name) for name in columns)
         order = _ORDER.format(table="rows")
         query = f"SELECT rows.identity, rows.round{selected} FROM rows {order} LIMIT ?"
+        self._check_numbers(columns)
         return self._select(query, [limit])
+
+    def _check_numbers(self, columns: Sequence[str]) -> None:
+        """Raise UsageError for text where a number belongs: SQLite stores either."""
+        numeric = [name for name in columns if kind_of(name) in ("INTEGER", "REAL", "BOOLEAN")]
+        if not numeric:
+            return
+        wrong = ", ".join(
+            f"max(typeof({quoted(name)}) IN ('text', 'blob')), max(abs({quoted(name)}) > 1.8e308)"
+            for name in numeric
+        )
+        found = next(self._select(f"SELECT {wrong} FROM rows"))
+        for place, name in enumerate(numeric):
+            if any(found[2 * place : 2 * place + 2]):
+                raise UsageError(
+                    f"{self.path}: the column {name} holds what is no number; "
+                    "restore a copy or give another file"
+                )
+
+    @contextmanager
+    def _sound(self) -> Iterator[None]:
+        """Turn what no store of ours would have written into one line."""
+        try:
+            yield
+        except (ValueError, TypeError) as error:
+            raise self._damaged() from error
+
+    def _damaged(self) -> UsageError:
+        return UsageError(
+            f"{self.path} is damaged: a value is not of its column's kind; "
+            "restore a copy or give another file"
+        )
 
     def tuples(self, columns: Sequence[str], *, limit: int = -1) -> Iterator[tuple[Any, ...]]:
         """Yield rows as tuples in the order of the plan; ``limit`` < 0 yields all."""
@@ -148,8 +182,11 @@ class Reader:
         places = {name: place for place, name in enumerate(columns)}
         exact = self.big_integers()
         for identity, number, *values in self.raw_tuples(columns, limit=limit):
-            for place, name in convert:
-                values[place] = from_sql(name, values[place])
+            try:
+                for place, name in convert:
+                    values[place] = from_sql(name, values[place])
+            except (ValueError, RecursionError) as error:
+                raise self._damaged() from error
             for name, value in exact.get((identity, number), {}).items():
                 if name in places:
                     values[places[name]] = value
@@ -165,8 +202,9 @@ class Reader:
         """Return the exact values of counts beyond 64 bits, by identity and round."""
         found: dict[tuple[str, int], dict[str, int]] = defaultdict(dict)
         query = "SELECT identity, round, column_name, value FROM big_integers"
-        for identity, number, name, value in self._select(query):
-            found[identity, number][name] = int(value)
+        with self._sound():
+            for identity, number, name, value in self._select(query):
+                found[identity, number][name] = int(value)
         return found
 
     def results(self) -> Iterator[Result]:

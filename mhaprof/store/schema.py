@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Sequence
 
@@ -58,6 +59,9 @@ STEPS: Sequence[str] = (
 """``STEPS[n]`` takes a file of version n to n + 1; version 0 is an empty file."""
 
 
+_CREATED = r"CREATE (?:UNIQUE )?(TABLE|INDEX|VIEW|TRIGGER) (?:IF NOT EXISTS )?(\w+)"
+
+
 def migrate(connection: sqlite3.Connection, *, name: str) -> None:
     """Bring an open file to the newest version, in one transaction.
 
@@ -78,8 +82,8 @@ def check(connection: sqlite3.Connection, *, name: str) -> int:
     """Return the file's version (0: empty); raises UsageError if it is not for us."""
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
-    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    if tables == 0:
+    objects = connection.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
+    if not objects:
         return 0
     if application != APPLICATION_ID:
         raise UsageError(f"{name} is an SQLite file, but holds no results of mhaprof")
@@ -88,4 +92,27 @@ def check(connection: sqlite3.Connection, *, name: str) -> int:
             f"{name} has schema version {version}; this mhaprof reads up to {len(STEPS)}: "
             "update mhaprof"
         )
+    _refuse_strange(connection, objects, name=name)
     return int(version)
+
+
+def _refuse_strange(
+    connection: sqlite3.Connection, objects: Sequence[tuple[str, str, str | None]], *, name: str
+) -> None:
+    """Raise UsageError for what no step makes: it may compute, and without an end."""
+    ours = {(kind.lower(), made) for kind, made in re.findall(_CREATED, "".join(STEPS))}
+    for kind, made, sql in objects:
+        if sql is None and str(made).startswith("sqlite_autoindex_"):
+            continue
+        computes = kind == "table" and (
+            str(sql).upper().startswith("CREATE VIRTUAL")
+            or any(
+                column[6]
+                for column in connection.execute("SELECT * FROM pragma_table_xinfo(?)", [made])
+            )
+        )
+        if computes or (kind, made) not in ours:
+            raise UsageError(
+                f"{name} holds the {kind} {made!r} that mhaprof did not make; expected a file "
+                "as a sweep leaves it: restore a copy or give another file"
+            )
