@@ -26,6 +26,13 @@ from mhaprof.measure.meta_answers import ANSWERS, DataDependent, Rule
 from mhaprof.measure.meta_factories import FACTORIES
 from mhaprof.measure.meta_proxy import broadcast, is_pointwise, meta_tensor, pointwise, twin
 from mhaprof.measure.silent_ops import is_silent
+from mhaprof.measure.torch_private import (
+    get_tracing_state,
+    is_recording,
+    preserved_version,
+    recorded,
+    untraced,
+)
 
 REAL_CONSTANT_LIMIT = 4096
 """Elements up to which an integer constant made in ``forward`` keeps its values."""
@@ -35,12 +42,10 @@ REAL_OPERAND_LIMIT = 65536
 
 
 _aten = torch.ops.aten
-_C: Any = torch._C
-_TRACER = _C._dispatch_key_parse("Tracer")
-_set_state = _C._set_tracing_state
-_is_included = _C._dispatch_tls_is_dispatch_key_included
-_include_key = _C._dispatch_tls_set_dispatch_key_included
-_exclude_key = _C._dispatch_tls_set_dispatch_key_excluded
+_PRODUCTS = {
+    getattr(_aten, name)
+    for name in "mm bmm addmm baddbmm mv addmv dot convolution _convolution".split()
+}
 _NEEDS_VALUES = {
     _aten._local_scalar_dense.default: "item()",
     _aten.nonzero.default: "nonzero()",
@@ -63,6 +68,19 @@ class MetaMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.leaves: Counter[Any] = Counter()
+        self._written: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        for tensor, before in self._written.values():
+            with preserved_version(tensor), torch.no_grad():
+                tensor.copy_(before)
+        self._written.clear()
+
+    def _remember(self, tensor: torch.Tensor) -> None:
+        """Keep the values of a real tensor, which may be the caller's, before it is written."""
+        if id(tensor) not in self._written:
+            self._written[id(tensor)] = tensor, tensor.detach().clone()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -73,23 +91,15 @@ class MetaMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        state = torch._C._get_tracing_state()
+        state = get_tracing_state()
         if state is None:
             return self._dispatch(func, args, kwargs)
-        pending = _is_included(_TRACER)
-        if pending and func is _aten.convolution.default:
-            return self._recorded_convolution(args, kwargs)
-        with _untraced(state, pending):
-            return self._dispatch(func, args, kwargs)
-
-    def _recorded_convolution(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call ``_convolution``: the tracer records that one, not ``convolution``."""
-        _exclude_key(_TRACER, False)
-        try:
-            with self:
+        if func is _aten.convolution.default and is_recording():
+            # The tracer records ``_convolution``, not ``convolution``.
+            with recorded(), self:
                 return _aten._convolution.default(*args, False, False, False, False, **kwargs)
-        finally:
-            _exclude_key(_TRACER, True)
+        with untraced(state):
+            return self._dispatch(func, args, kwargs)
 
     def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         route = _ROUTES.get(func)
@@ -102,7 +112,13 @@ class MetaMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not real:
                 return _factory(func, args, kwargs)
             if not _too_large(func, real):
+                if route.writes_first:
+                    self._remember(args[0])
                 return func(*args, **kwargs)
+        elif "device" in kwargs:
+            kwargs["device"] = torch.device("meta")
+        if route.multiplies and is_meta:
+            _check_dtypes(func, args)
         if real:
             if route.writes_first and not args[0].is_meta:
                 return args[0]
@@ -113,29 +129,6 @@ class MetaMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if result is not NotImplemented:
                 return result
         return func(*args, **kwargs)
-
-
-class _untraced:  # noqa: N801  (a context manager; a generator would cost twice the time)
-    """Pause torch.jit's tracing: inside it, ``tensor.shape`` holds tensors, not numbers.
-
-    A dispatch mode runs with the tracer's dispatch key excluded, and the key is included
-    (``pending``) only where the operator is not recorded yet; both are put back.
-    """
-
-    __slots__ = ("_pending", "_state")
-
-    def __init__(self, state: Any, pending: bool) -> None:
-        self._state = state
-        self._pending = pending
-
-    def __enter__(self) -> None:
-        _exclude_key(_TRACER, False)
-        _set_state(None)
-
-    def __exit__(self, *error: object) -> None:
-        _set_state(self._state)
-        _include_key(_TRACER, self._pending)
-        _exclude_key(_TRACER, True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +143,7 @@ class _Route:
     answer: Rule | None
     noted: bool
     writes_first: bool
+    multiplies: bool
 
     @classmethod
     def of(cls, func: Any) -> _Route:
@@ -160,10 +154,27 @@ class _Route:
             answer = pointwise
         schema = getattr(func, "_schema", None)
         writes = schema is not None and schema.is_mutable and schema.name.endswith("_")
-        return cls(answer=answer, noted=not is_silent(kind_of(func)), writes_first=writes)
+        return cls(
+            answer=answer,
+            noted=not is_silent(kind_of(func)),
+            writes_first=writes,
+            multiplies=getattr(func, "_overloadpacket", None) in _PRODUCTS,
+        )
 
 
 _ROUTES: dict[Any, _Route] = {}
+
+
+def _check_dtypes(func: Any, args: tuple[Any, ...]) -> None:
+    """Refuse operands that the real kernel refuses; torch's meta kernels take any.
+
+    Raises:
+        RuntimeError: two operands of a product differ in dtype, and no autocast casts them.
+    """
+    dtypes = {arg.dtype for arg in args if isinstance(arg, torch.Tensor)}
+    if len(dtypes) > 1 and not any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+        names = " and ".join(sorted(str(dtype) for dtype in dtypes))
+        raise RuntimeError(f"operands of {kind_of(func)} must have one dtype, not {names}")
 
 
 def kind_of(func: Any) -> str:
