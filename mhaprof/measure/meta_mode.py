@@ -29,7 +29,7 @@ from mhaprof.measure.silent_ops import is_silent
 from mhaprof.measure.torch_private import (
     get_tracing_state,
     is_recording,
-    preserved_version,
+    put_back,
     recorded,
     untraced,
 )
@@ -68,19 +68,18 @@ class MetaMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.leaves: Counter[Any] = Counter()
-        self._written: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._written: dict[int, tuple[torch.Tensor, torch.Tensor, int]] = {}
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        for tensor, before in self._written.values():
-            with preserved_version(tensor), torch.no_grad():
-                tensor.copy_(before)
+        for tensor, values, version in self._written.values():
+            put_back(tensor, values, version)
         self._written.clear()
 
     def _remember(self, tensor: torch.Tensor) -> None:
         """Keep the values of a real tensor, which may be the caller's, before it is written."""
         if id(tensor) not in self._written:
-            self._written[id(tensor)] = tensor, tensor.detach().clone()
+            self._written[id(tensor)] = tensor, tensor.detach().clone(), tensor._version
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

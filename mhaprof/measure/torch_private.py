@@ -85,10 +85,16 @@ def preserved_modes() -> Iterator[None]:
                 pop()
 
 
-def preserved_version(tensor: torch.Tensor) -> AbstractContextManager[Any]:
-    """Write into a tensor unseen by autograd.  Without: its version goes up."""
-    guard = getattr(torch.autograd, "_unsafe_preserve_version_counter", None)
-    return nullcontext() if guard is None else guard(tensor)
+def put_back(tensor: torch.Tensor, values: torch.Tensor, version: int) -> None:
+    """Write values into a tensor unseen by autograd.  Without: its version goes up."""
+    with torch.no_grad():
+        tensor.copy_(values)
+    set_version = getattr(_C._autograd, "_unsafe_set_version_counter", None)
+    if set_version is not None:
+        try:
+            set_version((tensor,), (version,))
+        except TypeError:  # torch 2.6
+            set_version(tensor, version)
 
 
 def is_composite(func: Any) -> bool:
