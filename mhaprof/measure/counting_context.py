@@ -36,7 +36,9 @@ def counting() -> Iterator[dict[str, str]]:
         warnings.simplefilter("ignore")
         stack.enter_context(_without_fast_path())
         stack.enter_context(
-            _replaced(transformer, {"_detect_is_causal_mask": lambda mask, causal, *_: bool(causal)})
+            _replaced(
+                transformer, {"_detect_is_causal_mask": lambda mask, causal, *_: bool(causal)}
+            )
         )
         if "torch._dynamo" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))

@@ -21,7 +21,7 @@ from mhaprof.errors import UsageError
 from mhaprof.measure.counting_context import SeenOnCpu, counting, fused_attention
 from mhaprof.measure.fvcore_counter import FvcoreCount, count_with_fvcore
 from mhaprof.measure.meta_answers import DataDependent
-from mhaprof.measure.meta_copy import copy_call, hooks_of_user
+from mhaprof.measure.meta_copy import KEPT_VALUES, copy_call, hooks_of_user
 from mhaprof.measure.meta_mode import MetaMode
 from mhaprof.measure.module_call import ModuleCall
 from mhaprof.measure.restored import Surroundings, restored
@@ -92,21 +92,17 @@ def count_module(
         raise UsageError(f"counters {', '.join(unknown) or 'are empty'}: choose from fvcore, torch")
     plan = _Plan(module, list(inputs), dict(kwargs or {}), fresh=fresh)
     with counting() as notes:
-        left_out: list[str] = []
-        attempts = _Attempts.of(plan, counters)
-        if attempts.empty and plan.hooks:
-            left_out, plan.hooks = plan.hooks, []
-            attempts = _Attempts.of(plan, counters)
+        attempts = plan.attempt(counters)
         if attempts.empty:
             raise _failed(module, plan.call, attempts)
         backward_count = plan.run(_backward, grad=True) if backward else None
     findings = [Finding(code=code, message=message) for code, message in notes.items()]
-    if left_out:
+    if plan.hooks and not plan.runs_hooks:
         findings.append(
             Finding(
                 code="hooks_not_run",
                 message="this number is without the forward hooks, which cannot run while "
-                f"counting: {', '.join(left_out)}",
+                f"counting: {', '.join(plan.hooks)}",
                 blocking=True,
             )
         )
@@ -122,8 +118,24 @@ class _Plan:
         self._given = (module, args, kwargs)
         self._fresh = fresh
         self._surroundings = None if fresh else Surroundings(module)
+        self._kept = KEPT_VALUES
         self.hooks = [] if fresh else hooks_of_user(module)
+        self.runs_hooks = bool(self.hooks)
         self.call: ModuleCall
+
+    def attempt(self, counters: Collection[str]) -> _Attempts:
+        """Run every counter; where none can, without values of constants, then without hooks.
+
+        Real constants beside meta tensors are refused by some checks of devices.
+        """
+        first = attempts = _Attempts.of(self, counters)
+        if attempts.empty and not self._fresh:
+            self._kept = 0
+            attempts = _Attempts.of(self, counters)
+        if attempts.empty and self.hooks:
+            self._kept, self.runs_hooks = KEPT_VALUES, False
+            attempts = _Attempts.of(self, counters)
+        return first if attempts.empty else attempts
 
     def run(self, count: Callable[[ModuleCall], Any], *, grad: bool = False) -> Any:
         """Count one call of a new copy, and put back what it changed outside.
@@ -134,8 +146,10 @@ class _Plan:
             if self._fresh:
                 self.call = ModuleCall(*self._given)
             else:
-                self.call = ModuleCall(*copy_call(*self._given, hooks=bool(self.hooks)))
-                with torch.no_grad(), SeenOnCpu():
+                self.call = ModuleCall(
+                    *copy_call(*self._given, hooks=self.runs_hooks, kept=self._kept)
+                )
+                with torch.no_grad():
                     self.call.materialize()
             with torch.set_grad_enabled(grad):
                 if self._fresh:

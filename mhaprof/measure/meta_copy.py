@@ -36,24 +36,25 @@ _HOOKS = (
 
 
 def copy_call(
-    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, hooks: bool
+    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, hooks: bool, kept: int
 ) -> tuple[nn.Module, list[Any], dict[str, Any]]:
     """Copy module and arguments onto the meta device; the originals are only read.
 
     Hooks that torch.nn itself installs (weight_norm, lazy modules) belong to the
-    arithmetic and are kept; forward hooks of the user only where ``hooks``.
+    arithmetic and are kept; forward hooks of the user only where ``hooks``.  Constants
+    of up to ``kept`` elements keep their values.
 
     Raises:
         UsageError: something cannot be copied (a lock, a stream).
     """
     memo: dict[int, Any] = {}
-    kept: list[tuple[Mapping[int, Any], OrderedDict[int, Any]]] = []
+    tables: list[tuple[Mapping[int, Any], OrderedDict[int, Any]]] = []
     compiled = []
     for child in module.modules():
         target = _uncompiled(child)
         if target is not child:
             compiled.append((child, target))
-        _remember_tensors(child, memo)
+        _remember_tensors(child, memo, kept)
         for name in _HOOKS:
             table = child.__dict__.get(name)
             if table:
@@ -63,18 +64,18 @@ def copy_call(
                     for key, hook in table.items()
                     if _is_torch_hook(hook) or (hooks and name in _FORWARD_HOOKS)
                 }
-                kept.append((wanted, fresh))
+                tables.append((wanted, fresh))
     what = f"{type(module).__name__} cannot"
     try:
-        with _TensorsToMeta():
+        with _TensorsToMeta(kept):
             for child, target in compiled:
                 memo[id(child)] = copy.deepcopy(target, memo)
             copied = copy.deepcopy(module, memo)
-            for wanted, fresh in kept:
+            for wanted, fresh in tables:
                 for key, hook in wanted.items():
                     fresh[key] = copy.deepcopy(hook, memo)
         what = "an input cannot"
-        with _TensorsToMeta(kept_values=0):
+        with _TensorsToMeta(0):
             return copied, copy.deepcopy(list(args), memo), copy.deepcopy(dict(kwargs), memo)
     except Exception as error:
         lines = str(error).strip().splitlines() or ["no message"]
@@ -105,12 +106,12 @@ def _uncompiled(module: nn.Module) -> nn.Module:
     return module
 
 
-def _remember_tensors(module: nn.Module, memo: dict[int, Any]) -> None:
+def _remember_tensors(module: nn.Module, memo: dict[int, Any], kept: int) -> None:
     """Enter the meta twins of the module's own tensors into a deepcopy memo."""
     for owned in (module._parameters, module._buffers):
         for tensor in owned.values():
             if tensor is not None and id(tensor) not in memo:
-                memo[id(tensor)] = _twin(tensor, KEPT_VALUES)
+                memo[id(tensor)] = _twin(tensor, kept)
 
 
 def _is_torch_hook(hook: Any) -> bool:
@@ -133,9 +134,9 @@ def _twin(tensor: torch.Tensor, kept_values: int) -> torch.Tensor:
     if tensor.layout is not torch.strided or hasattr(type(tensor), "__tensor_flatten__"):
         # A subclass that stores something else than its own elements (NJT, DTensor).
         return tensor.detach().to("meta")
-    if tensor.device.type == "cpu" and not tensor.requires_grad and tensor.numel() <= kept_values:
-        if not isinstance(tensor, nn.Parameter):
-            return tensor.clone()
+    constant = not (tensor.requires_grad or isinstance(tensor, nn.Parameter))
+    if constant and tensor.device.type == "cpu" and tensor.numel() <= kept_values:
+        return tensor.clone()
     result = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(result, requires_grad=tensor.requires_grad)
@@ -145,7 +146,7 @@ def _twin(tensor: torch.Tensor, kept_values: int) -> torch.Tensor:
 class _TensorsToMeta(TorchFunctionMode):
     """Let ``copy.deepcopy`` meet tensors nobody announced: each becomes its twin."""
 
-    def __init__(self, *, kept_values: int = KEPT_VALUES) -> None:
+    def __init__(self, kept_values: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._kept_values = kept_values
 

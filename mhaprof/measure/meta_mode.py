@@ -6,7 +6,7 @@ torch's meta kernels are written in Python: the first ``mul`` imports torch._dyn
 and stride order (``meta_answers.py``, ``meta_proxy.py``); whatever it does not know
 goes to torch, correct but slower.
 
-It also lets constants that ``forward`` creates meet meta tensors: small integer
+It also lets constants that ``forward`` creates meet meta tensors: small
 constants stay real (they may steer the control flow), everything else becomes meta,
 so that an N x N mask never allocates.
 """
@@ -17,14 +17,15 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mhaprof.measure.meta_answers import ANSWERS, DataDependent, Rule
-from mhaprof.measure.meta_factories import FACTORIES
-from mhaprof.measure.meta_proxy import broadcast, is_pointwise, meta_tensor, pointwise, twin
+from mhaprof.measure.meta_copy import KEPT_VALUES
+from mhaprof.measure.meta_proxy import broadcast, draws, is_pointwise, pointwise, twin
 from mhaprof.measure.silent_ops import is_silent
 from mhaprof.measure.torch_private import (
     get_tracing_state,
@@ -42,10 +43,8 @@ REAL_OPERAND_LIMIT = 65536
 
 
 _aten = torch.ops.aten
-_PRODUCTS = {
-    getattr(_aten, name)
-    for name in "mm bmm addmm baddbmm mv addmv dot convolution _convolution".split()
-}
+_PRODUCTS = {_aten.mm, _aten.bmm, _aten.addmm, _aten.baddbmm, _aten.mv, _aten.addmv, _aten.dot}
+_PRODUCTS |= {_aten.convolution, _aten._convolution}
 _NEEDS_VALUES = {
     _aten._local_scalar_dense.default: "item()",
     _aten.nonzero.default: "nonzero()",
@@ -69,12 +68,14 @@ class MetaMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.leaves: Counter[Any] = Counter()
         self._written: dict[int, tuple[torch.Tensor, torch.Tensor, int]] = {}
+        self._unknown: dict[int, torch.Tensor] = {}
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         for tensor, values, version in self._written.values():
             put_back(tensor, values, version)
         self._written.clear()
+        self._unknown.clear()
 
     def _remember(self, tensor: torch.Tensor) -> None:
         """Keep the values of a real tensor, which may be the caller's, before it is written."""
@@ -107,6 +108,8 @@ class MetaMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if route.noted:
             self.leaves[func] += 1
         is_meta, real = _kinds(args, kwargs)
+        if self._unknown and real:
+            is_meta = is_meta or any(_memory(tensor) in self._unknown for tensor in real)
         if not is_meta:
             if not real:
                 return _factory(func, args, kwargs)
@@ -116,18 +119,13 @@ class MetaMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return func(*args, **kwargs)
         elif "device" in kwargs:
             kwargs["device"] = torch.device("meta")
-        if route.multiplies and is_meta:
-            _check_dtypes(func, args)
         if real:
             if route.writes_first and not args[0].is_meta:
+                self._unknown[_memory(args[0])] = args[0]
                 return args[0]
             args = tuple([_to_meta(arg) for arg in args])
             kwargs = {name: _to_meta(value) for name, value in kwargs.items()}
-        if route.answer is not None:
-            result = route.answer(func, args, kwargs)
-            if result is not NotImplemented:
-                return result
-        return func(*args, **kwargs)
+        return route.run(func, args, kwargs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,14 +133,24 @@ class _Route:
     """What to do with an operator, found once.
 
     ``writes_first`` marks operators that write into their first argument: meta values
-    cannot go into a real constant, so it is returned as it is.  Its shape is what
-    counts; its values are then no longer those of the module.
+    cannot go into a real constant, so it is returned as it is, and its memory is
+    unknown from then on: who asks for a value is refused.
     """
 
     answer: Rule | None
     noted: bool
     writes_first: bool
     multiplies: bool
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer the operator on meta tensors, or let torch's meta kernel do it."""
+        if self.multiplies:
+            _check_dtypes(func, args)
+        if self.answer is not None:
+            result = self.answer(func, args, kwargs)
+            if result is not NotImplemented:
+                return result
+        return func(*args, **kwargs)
 
     @classmethod
     def of(cls, func: Any) -> _Route:
@@ -186,17 +194,22 @@ def _refuse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _factory(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Make a constant: real when it is small and integer, else meta."""
-    plan = FACTORIES.get(func)
-    constant = None if plan is None else plan(args, kwargs)
-    if constant is None:
+    """Make a constant: real when it is small and not random, else meta."""
+    if "device" not in kwargs and "device" not in _arguments(func):
         return func(*args, **kwargs)
+    planned = func(*args, **{**kwargs, "device": torch.device("meta")})
     device = kwargs.get("device")
-    on_meta = device is not None and torch.device(device).type == "meta"
-    limit = 1 if constant.dtype.is_floating_point else REAL_CONSTANT_LIMIT
-    if constant.keeps_values and not on_meta and math.prod(constant.size) <= limit:
-        return func(*args, **kwargs)
-    return meta_tensor(constant.size, constant.dtype)
+    if (device is not None and torch.device(device).type == "meta") or draws(func):
+        return planned
+    limit = REAL_CONSTANT_LIMIT
+    if planned.dtype.is_floating_point:  # a fill has no values worth reading, a range may
+        limit = 1 if "size" in _arguments(func) else KEPT_VALUES
+    return func(*args, **kwargs) if planned.numel() <= limit else planned
+
+
+@lru_cache(maxsize=512)
+def _arguments(func: Any) -> frozenset[str]:
+    return frozenset(argument.name for argument in func._schema.arguments)
 
 
 def _kinds(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[bool, list[torch.Tensor]]:
@@ -217,6 +230,11 @@ def _kinds(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[bool, list[torc
                     else:
                         real.append(item)
     return found_meta, real
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """Return what views of one memory share."""
+    return tensor.untyped_storage().data_ptr()
 
 
 def _to_meta(value: Any) -> Any:

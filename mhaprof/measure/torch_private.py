@@ -73,7 +73,7 @@ def preserved_keys() -> AbstractContextManager[Any]:
 def preserved_modes() -> Iterator[None]:
     """Leave modes that were entered inside and not left.  Without: they stay."""
     stacks = [
-        (getattr(_C, f"_len_torch_{kind}_stack", None), getattr(_C, f"_pop_torch_{kind}_stack", None))
+        [getattr(_C, f"_{verb}_torch_{kind}_stack", None) for verb in ("len", "pop")]
         for kind in ("function", "dispatch")
     ]
     known = [(length, pop, length()) for length, pop in stacks if length and pop]
