@@ -112,7 +112,7 @@ def _type_name(tensor: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> Any
 
 
 _FACES: dict[Any, Callable[..., Any]] = {
-    torch.Tensor.device.__get__: lambda _: torch.device("cpu"),  # type: ignore[attr-defined]
+    torch.Tensor.device.__get__: lambda _: torch.device("cpu"),
     torch.Tensor.is_meta.__get__: lambda _: False,  # type: ignore[attr-defined]
     torch.Tensor.is_cpu.__get__: lambda _: True,  # type: ignore[attr-defined]
     torch.Tensor.get_device: lambda _: -1,
@@ -127,7 +127,7 @@ class SeenOnCpu(TorchFunctionMode):
     """
 
     def __init__(self, made: dict[int, torch.Tensor] | None = None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._made = made
 
     def __torch_function__(

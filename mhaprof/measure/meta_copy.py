@@ -48,7 +48,7 @@ def copy_call(
         UsageError: something cannot be copied (a lock, a stream).
     """
     memo: dict[int, Any] = {}
-    tables: list[tuple[Mapping[int, Any], OrderedDict[int, Any]]] = []
+    tables: list[tuple[dict[int, Any], OrderedDict[int, Any]]] = []
     compiled = []
     for child in module.modules():
         target = _uncompiled(child)
@@ -58,7 +58,8 @@ def copy_call(
         for name in _HOOKS:
             table = child.__dict__.get(name)
             if table:
-                memo[id(table)] = fresh = OrderedDict()
+                fresh: OrderedDict[int, Any] = OrderedDict()
+                memo[id(table)] = fresh
                 wanted = {
                     key: hook
                     for key, hook in table.items()
@@ -147,7 +148,7 @@ class _TensorsToMeta(TorchFunctionMode):
     """Let ``copy.deepcopy`` meet tensors nobody announced: each becomes its twin."""
 
     def __init__(self, kept_values: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._kept_values = kept_values
 
     def __torch_function__(

@@ -71,7 +71,7 @@ class MetaMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._unknown: dict[int, torch.Tensor] = {}
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         for tensor, values, version in self._written.values():
             put_back(tensor, values, version)
         self._written.clear()

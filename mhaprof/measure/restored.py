@@ -6,11 +6,13 @@ behind as a meta tensor; so would whatever a closure writes into the original mo
 
 from __future__ import annotations
 
+import copy
 import functools
 import operator
 import random
 import sys
 import types
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -29,6 +31,7 @@ from mhaprof.measure.torch_private import (
 _Cached: Any = type(functools.lru_cache(lambda: None))
 _OTHERS = frozenset(sys.stdlib_module_names) | {"torch", "numpy", "mhaprof", "fvcore", "sympy"}
 _MISSING = object()
+_CONTAINERS = (dict, list, set, OrderedDict, defaultdict)
 _LARGEST = 10_000
 """Entries up to which a container is looked after: larger ones are data, not caches."""
 
@@ -70,26 +73,19 @@ class Surroundings:
     """The places outside a copy where ``forward`` can keep something, as they are now."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._dicts: dict[int, tuple[Any, Any]] = {}
+        self._containers: dict[int, tuple[Any, Any]] = {}
         self._classes: list[tuple[type, dict[str, Any]]] = []
         self._caches: dict[int, tuple[Any, Any]] = {}
-        names = set()
+        names: set[Any] = set()
         for child in module.modules():
             self._look_into(vars(child))
             names |= {cls.__module__ for cls in type(child).__mro__}
-            names |= {
-                getattr(value, "__module__", None)
-                for value in vars(child).values()
-                if callable(value)
-            }
-            for value in vars(child).values():
-                for cell in getattr(value, "__closure__", None) or ():
-                    self._look_at(_content(cell))
-            for name, table in vars(child).items():
-                if name.endswith("_hooks") and table:
-                    for hook in table.values():
-                        names.add(getattr(hook, "__module__", None))
-                        for cell in getattr(hook, "__closure__", None) or ():
+            for name, value in vars(child).items():
+                hooks = list(value.values()) if name.endswith("_hooks") and value else []
+                for code in (value, *hooks):
+                    if callable(code):
+                        names.add(getattr(code, "__module__", None))
+                        for cell in getattr(code, "__closure__", None) or ():
                             self._look_at(_content(cell))
         self._look_around(names)
 
@@ -121,15 +117,15 @@ class Surroundings:
 
     def _look_at(self, value: Any) -> None:
         value = getattr(value, "__func__", value) if isinstance(value, _WRAPPERS) else value
-        if isinstance(value, (dict, list, set)):
+        if type(value) in _CONTAINERS:
             if len(value) <= _LARGEST:
-                self._dicts.setdefault(id(value), (value, value.copy()))
+                self._containers.setdefault(id(value), (value, copy.copy(value)))
         elif isinstance(value, _Cached):
             self._caches[id(value)] = (value, value.cache_info())
 
     def restore(self) -> None:
         """Put every place back as it was."""
-        for container, before in self._dicts.values():
+        for container, before in self._containers.values():
             if isinstance(container, dict):
                 _restore(container, before, container.__setitem__, container.__delitem__)
             elif len(container) != len(before) or not all(map(operator.is_, container, before)):

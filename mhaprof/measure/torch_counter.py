@@ -157,7 +157,7 @@ class _LeanFlopCounterMode(FlopCounterMode):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.mod_tracker = _ModuleTracker()
+        self.mod_tracker: Any = _ModuleTracker()
 
     def __enter__(self) -> _LeanFlopCounterMode:
         self.flop_counts.clear()
