@@ -10,7 +10,8 @@ import importlib
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +95,7 @@ def build(source: ModuleSource) -> nn.Module:
             raise UsageError(f"module {source.target}: {name} has no attribute {attribute!r}")
         found = getattr(found, part)
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), _ranges_on_cpu():
             module = found if isinstance(found, nn.Module) else found(**source.kwargs)
     except Exception as error:
         raise UsageError(
@@ -104,6 +105,25 @@ def build(source: ModuleSource) -> nn.Module:
     if not isinstance(module, nn.Module):
         raise UsageError(f"module {source.target} is a {type(module).__name__}, not an nn.Module")
     return module
+
+
+@contextmanager
+def _ranges_on_cpu() -> Iterator[None]:
+    """Give ranges their values in a constructor, which reads them (rates of drop-path)."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class RangesOnCpu(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        ) -> Any:
+            kwargs = dict(kwargs or {})
+            if func in (torch.linspace, torch.arange, torch.logspace, torch.tensor):
+                kwargs.setdefault("device", "cpu")
+            return func(*args, **kwargs)
+
+    with RangesOnCpu():
+        yield
 
 
 def _imported(name: str, target: str) -> Any:

@@ -19,6 +19,8 @@ from torch.nn import functional
 from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode
 
+from mhaprof.measure.meta_mode import MetaMode
+
 _FLEX_MODULE = "torch.nn.attention.flex_attention"
 FLEX_CODE = "closed_form_only"
 _FLEX_MESSAGE = (
@@ -123,11 +125,12 @@ _FACES: dict[Any, Callable[..., Any]] = {
 class SeenOnCpu(TorchFunctionMode):
     """Let meta tensors say that they are on the CPU, since modules branch on the device.
 
-    ``made`` takes the results of all of torch's functions.
+    ``made`` takes the results of torch's functions in which ``mode`` saw work.
     """
 
-    def __init__(self, made: dict[int, torch.Tensor] | None = None) -> None:
+    def __init__(self, mode: MetaMode, made: dict[int, torch.Tensor]) -> None:
         super().__init__()
+        self._mode = mode
         self._made = made
 
     def __torch_function__(
@@ -136,9 +139,12 @@ class SeenOnCpu(TorchFunctionMode):
         face = _FACES.get(func)
         if face is not None and args[0].is_meta:
             return face(*args, **(kwargs or {}))
+        before = self._mode.work
         result = func(*args, **kwargs) if kwargs else func(*args)
-        if self._made is not None and isinstance(result, torch.Tensor):
-            self._made[id(result)] = result
+        if self._mode.work != before:
+            for item in result if isinstance(result, (tuple, list)) else (result,):
+                if isinstance(item, torch.Tensor):
+                    self._made[id(item)] = item
         return result
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -137,7 +138,7 @@ class _Plan:
             attempts = _Attempts.of(self, counters)
         return first if attempts.empty else attempts
 
-    def run(self, count: Callable[[ModuleCall], Any], *, grad: bool = False) -> Any:
+    def run(self, count: Callable[[ModuleCall, MetaMode], Any], *, grad: bool = False) -> Any:
         """Count one call of a new copy, and put back what it changed outside.
 
         ``call`` is then the copy that ran, with the sizes that lazy modules learned.
@@ -151,20 +152,19 @@ class _Plan:
                 )
                 with torch.no_grad():
                     self.call.materialize()
-            with torch.set_grad_enabled(grad):
-                if self._fresh:
-                    return count(self.call)
-                # fvcore's trace keeps only what leads to an output.
-                with SeenOnCpu(self.call.made if count is _by_fvcore else None):
-                    return count(self.call)
+            mode = MetaMode()
+            seen = nullcontext() if self._fresh else SeenOnCpu(mode, self.call.made)
+            with torch.set_grad_enabled(grad), seen:
+                return count(self.call, mode)
 
 
-def _by_fvcore(call: ModuleCall) -> FvcoreCount:
-    with MetaMode():
+def _by_fvcore(call: ModuleCall, mode: MetaMode) -> FvcoreCount:
+    """Count with fvcore, whose trace keeps only what leads to an output: all that works does."""
+    with mode:
         return count_with_fvcore(call, call.tensors)
 
 
-def _by_torch(call: ModuleCall) -> TorchCount:
+def _by_torch(call: ModuleCall, _mode: MetaMode) -> TorchCount:
     return count_with_torch(lambda: call(*call.tensors))
 
 
@@ -197,7 +197,7 @@ class _Attempts:
         return cls(**results)
 
 
-def _backward(call: ModuleCall) -> TorchCount:
+def _backward(call: ModuleCall, _mode: MetaMode) -> TorchCount:
     """Count the backward pass of all floating outputs.
 
     Raises:

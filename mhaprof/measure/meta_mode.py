@@ -59,7 +59,7 @@ class MetaMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Answer operators on meta tensors and remember those that do real work.
 
     ``leaves`` counts the operators run that are not silent (``silent_ops.py``): whoever
-    counts compares them with what it knows.
+    counts compares them with what it knows.  ``work`` is how many they are.
     """
 
     supports_higher_order_operators = True
@@ -67,6 +67,7 @@ class MetaMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.leaves: Counter[Any] = Counter()
+        self.work = 0
         self._written: dict[int, tuple[torch.Tensor, torch.Tensor, int]] = {}
         self._unknown: dict[int, torch.Tensor] = {}
 
@@ -107,6 +108,7 @@ class MetaMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             route = _ROUTES[func] = _Route.of(func)
         if route.noted:
             self.leaves[func] += 1
+            self.work += 1
         is_meta, real = _kinds(args, kwargs)
         if self._unknown and real:
             is_meta = is_meta or any(_memory(tensor) in self._unknown for tensor in real)
