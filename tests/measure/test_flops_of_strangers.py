@@ -16,7 +16,10 @@ import torch.nn.functional as F  # noqa: N812  (the name that everyone uses)
 from torch import nn
 
 from mhaprof.errors import UsageError
+from mhaprof.measure import flops
 from mhaprof.measure.flops import count_module
+from mhaprof.measure.fvcore_counter import FvcoreCount
+from mhaprof.measure.torch_counter import TorchCount
 
 EACH = 2 * 8 * 8
 """MACs of one ``Linear(8, 8)`` on two rows."""
@@ -390,3 +393,36 @@ def test_after_a_hundred_faults_a_small_model_trains_and_the_process_ends_well()
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "trained"), done.stderr[-2000:]
+
+
+# Which counter's number is taken.
+
+
+def counted_by(cls, macs, **uncounted_ops):
+    fields = {"macs": macs, "by_operator": {}, "by_module": {"": macs}}
+    return cls(**fields, uncounted_ops=uncounted_ops, **ELEMENTWISE.get(cls, {}))
+
+
+ELEMENTWISE = {FvcoreCount: {"elementwise": {}}}
+
+
+@pytest.mark.parametrize(
+    ("fvcore", "traced", "taken", "code"),
+    [
+        ((8, {}), (8, {}), "fvcore", None),
+        ((8, {}), (9, {}), "fvcore", "counters_disagree"),
+        ((8, {"a": 1}), (9, {}), "torch", "fvcore_incomplete"),
+        ((9, {"a": 1}), (8, {}), "torch", "fvcore_incomplete"),
+        ((8, {}), (9, {"a": 1}), "fvcore", "torch_incomplete"),
+        ((8, {"a": 1}), (9, {"a": 1}), "torch", "counters_disagree"),
+        ((9, {"a": 1}), (8, {"a": 1}), "fvcore", "counters_disagree"),
+    ],
+)
+def test_the_more_complete_count_is_taken_and_a_difference_is_said(fvcore, traced, taken, code):
+    ours = counted_by(FvcoreCount, fvcore[0], **fvcore[1])
+    theirs = counted_by(TorchCount, traced[0], **traced[1])
+    chosen, complete = flops._choose(ours, theirs)
+    assert chosen is {"fvcore": ours, "torch": theirs}[taken]
+    assert complete is (not chosen.uncounted_ops)
+    found = [(f.code, f.blocking) for f in flops._disagreement(ours, theirs)]
+    assert found == ([] if code is None else [(code, code == "counters_disagree")])
