@@ -98,6 +98,14 @@ def count_module(
             raise _failed(module, plan.call, attempts)
         backward_count = plan.run(_backward, grad=True) if backward else None
     findings = [Finding(code=code, message=message) for code, message in notes.items()]
+    if plan.reads_inputs:
+        findings.append(
+            Finding(
+                code="input_values_read",
+                message="forward reads the values of integer or boolean inputs: "
+                "this number holds for those given",
+            )
+        )
     if plan.hooks and not plan.runs_hooks:
         findings.append(
             Finding(
@@ -122,19 +130,25 @@ class _Plan:
         self._kept = KEPT_VALUES
         self.hooks = [] if fresh else hooks_of_user(module)
         self.runs_hooks = bool(self.hooks)
+        self.reads_inputs = False
         self.call: ModuleCall
 
     def attempt(self, counters: Collection[str]) -> _Attempts:
-        """Run every counter; where none can, without values of constants, then without hooks.
+        """Run every counter; where none can, in another way.
 
+        First without values of constants, then with those of inputs, then without hooks.
         Real constants beside meta tensors are refused by some checks of devices.
         """
         first = attempts = _Attempts.of(self, counters)
         if attempts.empty and not self._fresh:
             self._kept = 0
             attempts = _Attempts.of(self, counters)
+        if attempts.empty and not self._fresh:
+            self._kept, self.reads_inputs = KEPT_VALUES, True
+            attempts = _Attempts.of(self, counters)
         if attempts.empty and self.hooks:
-            self._kept, self.runs_hooks = KEPT_VALUES, False
+            self._kept, self.reads_inputs = KEPT_VALUES, False
+            self.runs_hooks = False
             attempts = _Attempts.of(self, counters)
         return first if attempts.empty else attempts
 
@@ -148,7 +162,12 @@ class _Plan:
                 self.call = ModuleCall(*self._given)
             else:
                 self.call = ModuleCall(
-                    *copy_call(*self._given, hooks=self.runs_hooks, kept=self._kept)
+                    *copy_call(
+                        *self._given,
+                        hooks=self.runs_hooks,
+                        kept=self._kept,
+                        input_values=self.reads_inputs,
+                    )
                 )
                 with torch.no_grad():
                     self.call.materialize()

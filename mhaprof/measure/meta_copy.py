@@ -23,6 +23,9 @@ from mhaprof.errors import UsageError
 KEPT_VALUES = 64
 """Elements up to which a constant of the module (no parameter) keeps its values."""
 
+INPUT_VALUES = 4096
+"""Elements up to which an integer or boolean input may keep its values."""
+
 _FORWARD_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 _HOOKS = (
     *_FORWARD_HOOKS,
@@ -36,13 +39,20 @@ _HOOKS = (
 
 
 def copy_call(
-    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, hooks: bool, kept: int
+    module: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    hooks: bool,
+    kept: int,
+    input_values: bool,
 ) -> tuple[nn.Module, list[Any], dict[str, Any]]:
     """Copy module and arguments onto the meta device; the originals are only read.
 
     Hooks that torch.nn itself installs (weight_norm, lazy modules) belong to the
     arithmetic and are kept; forward hooks of the user only where ``hooks``.  Constants
-    of up to ``kept`` elements keep their values.
+    of up to ``kept`` elements keep their values, and with ``input_values`` small inputs
+    of integers or booleans too (masks, token ids).
 
     Raises:
         UsageError: something cannot be copied (a lock, a stream).
@@ -76,7 +86,7 @@ def copy_call(
                 for key, hook in wanted.items():
                     fresh[key] = copy.deepcopy(hook, memo)
         what = "an input cannot"
-        with _TensorsToMeta(0):
+        with _TensorsToMeta(INPUT_VALUES if input_values else 0, floats=False):
             return copied, copy.deepcopy(list(args), memo), copy.deepcopy(dict(kwargs), memo)
     except Exception as error:
         lines = str(error).strip().splitlines() or ["no message"]
@@ -147,9 +157,10 @@ def _twin(tensor: torch.Tensor, kept_values: int) -> torch.Tensor:
 class _TensorsToMeta(TorchFunctionMode):
     """Let ``copy.deepcopy`` meet tensors nobody announced: each becomes its twin."""
 
-    def __init__(self, kept_values: int) -> None:
+    def __init__(self, kept_values: int, *, floats: bool = True) -> None:
         super().__init__()
         self._kept_values = kept_values
+        self._floats = floats
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -157,7 +168,8 @@ class _TensorsToMeta(TorchFunctionMode):
         if func is torch.Tensor.__deepcopy__:
             tensor, memo = args
             if id(tensor) not in memo:
-                memo[id(tensor)] = _twin(tensor, self._kept_values)
+                real = self._floats or not (tensor.is_floating_point() or tensor.is_complex())
+                memo[id(tensor)] = _twin(tensor, self._kept_values if real else 0)
             return memo[id(tensor)]
         if func is torch.Tensor.clone and args[0].layout is torch.strided:
             return _twin(args[0], 0)

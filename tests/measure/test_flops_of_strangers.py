@@ -202,6 +202,16 @@ def test_a_product_that_only_the_tracing_counter_reaches_is_not_lost():
     assert count_module(Calls(forward), [rows(), rows()]).macs == 2 * EACH
 
 
+def test_a_branch_on_token_ids_is_counted_for_those_given_and_says_so():
+    def forward(m, x, ids):
+        return m.a(m.a(x)) if 0 in ids else m.a(x)
+
+    for ids, products in (([1, 0], 2), ([1, 2], 1)):
+        count = count_module(Calls(forward), [rows(), torch.tensor(ids)])
+        assert count.fvcore_macs == count.torch_macs == products * EACH
+        assert [(f.code, f.blocking) for f in count.findings] == [("input_values_read", False)]
+
+
 # Hooks.
 
 
