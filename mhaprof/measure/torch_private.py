@@ -1,6 +1,6 @@
 """Every private name of torch that counting stands on, and what happens without it.
 
-Seen in torch 2.10 to 2.15.  Each is looked up once; where one is missing, counting
+Seen in torch 2.13.  Each is looked up once; where one is missing, counting
 goes on with torch's own meta kernels or leaves that state to torch, as said beside it.
 """
 
