@@ -68,6 +68,18 @@ def _baddbmm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return _added(product, added, kwargs)
 
 
+def _grouped_mm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Answer products of groups in every dtype; torch's own meta kernel takes bfloat16 alone."""
+    a, b = args[:2]
+    offsets = args[2] if len(args) > 2 else kwargs.get("offs")
+    flat = [tensor.dim() == 2 for tensor in (a, b)]
+    if not _fits(a, b) or (any(flat) and offsets is None) or a.shape[-1] != b.shape[-2]:
+        return NotImplemented
+    groups = offsets.shape if all(flat) else () if any(flat) else a.shape[:1]
+    dtype = kwargs.get("out_dtype") or a.dtype
+    return meta_tensor((*groups, a.shape[-2], b.shape[-1]), dtype)
+
+
 def _added(product: Any, added: torch.Tensor, kwargs: dict[str, Any]) -> Any:
     if product is NotImplemented or not kwargs.keys() <= {"alpha", "beta"}:
         return NotImplemented
@@ -145,6 +157,7 @@ ANSWERS: dict[Any, Rule] = {
     _aten.bmm.default: _bmm,
     _aten.addmm.default: _addmm,
     _aten.baddbmm.default: _baddbmm,
+    **({_aten._grouped_mm.default: _grouped_mm} if hasattr(_aten, "_grouped_mm") else {}),
     _aten.native_layer_norm.default: _layer_norm,
     _aten.index.Tensor: _index,
 }

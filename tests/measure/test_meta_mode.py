@@ -167,6 +167,21 @@ PRODUCTS = {
 }
 
 
+GROUPED = [((24, 16), (3, 16, 32)), ((3, 8, 16), (3, 16, 32)), ((16, 24), (24, 32))]
+
+
+@pytest.mark.skipif(not hasattr(F, "grouped_mm"), reason="this torch has no grouped_mm")
+@pytest.mark.parametrize("sizes", GROUPED)
+def test_products_of_groups_are_as_large_as_real_ones_in_every_dtype(sizes):
+    for dtype in (torch.float32, torch.bfloat16):
+        offsets = None if len(sizes[0]) == 3 else torch.tensor([8, 16, 24], dtype=torch.int32)
+        real = F.grouped_mm(*[torch.ones(size, dtype=dtype) for size in sizes], offs=offsets)
+        with MetaMode():
+            operands = [torch.empty(size, dtype=dtype, device="meta") for size in sizes]
+            found = F.grouped_mm(*operands, offs=offsets)
+        assert (found.shape, found.dtype) == (real.shape, real.dtype)
+
+
 ONE_DTYPE = ("mm", "bmm", "addmm", "baddbmm", "mv", "dot")
 
 
