@@ -71,7 +71,7 @@ def _baddbmm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _grouped_mm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Answer products of groups in every dtype; torch's own meta kernel takes bfloat16 alone."""
     a, b = args[:2]
-    offsets = args[2] if len(args) > 2 else kwargs.get("offs")
+    offsets: Any = args[2] if len(args) > 2 else kwargs.get("offs")
     flat = [tensor.dim() == 2 for tensor in (a, b)]
     if not _fits(a, b) or (any(flat) and offsets is None) or a.shape[-1] != b.shape[-2]:
         return NotImplemented
