@@ -76,8 +76,9 @@ def count_module(
 ) -> ModuleFlops:
     """Count one call ``module(*inputs, **kwargs)``.
 
-    ``inputs`` are real or meta tensors, only their shapes and dtypes are used, or any
-    other values.  ``counters`` chooses from ``fvcore`` and ``torch``.  ``backward`` adds
+    ``inputs`` are real or meta tensors, of which shapes and dtypes are used (the values
+    of small integer or boolean ones where nothing else runs, and a finding says so), or
+    any other values.  ``counters`` chooses from ``fvcore`` and ``torch``.  ``backward`` adds
     the MACs of the backward pass of the sum of all outputs, as torch counts them, with
     gradients of floating inputs and of all parameters that require them; attention
     by ``scaled_dot_product_attention`` then counts as the fused kernels do it, which
