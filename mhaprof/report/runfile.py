@@ -253,4 +253,4 @@ def fold_rounds(rows: Sequence[Row]) -> list[Row]:
     for place, row in enumerate(rows):
         key = row.get("identity") or place
         groups.setdefault((key, row.get("name")), []).append(row)
-    return [fold(group) for group in groups.values()]
+    return [group[0] if len(group) == 1 else fold(group) for group in groups.values()]

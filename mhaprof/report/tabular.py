@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mhaprof import formulas
@@ -207,21 +207,30 @@ def _add_latency(row: Row, latency: Latency, counts: Counts | None) -> None:
         row["tflops_per_s_exact"] = tflops_per_s(exact, summary.median)
 
 
-def to_json(
+def to_json(rows: Iterable[Row], **extra: Any) -> str:
+    """Return the document of ``json_chunks`` as one text."""
+    return "".join(json_chunks(rows, **extra))
+
+
+def json_chunks(
     rows: Iterable[Row],
     *,
     environment: Environment | None = None,
     environment_after: Environment | None = None,
     **extra: Any,
-) -> str:
-    """Return ``{"schema_version": 1, "rows": [...]}`` with what else was given."""
+) -> Iterator[str]:
+    """Yield ``{"schema_version": 1, ..., "rows": [...]}``, one row a line."""
     document: dict[str, Any] = {"schema_version": SCHEMA_VERSION, **extra}
     if environment is not None:
         document["environment"] = environment.model_dump()
     if environment_after is not None:
         document["environment_after"] = environment_after.model_dump()
-    document["rows"] = list(rows)
-    return json.dumps(document, indent=2, allow_nan=False) + "\n"
+    yield json.dumps(document, indent=2, allow_nan=False)[:-2] + ',\n  "rows": ['
+    between = "\n    "
+    for row in rows:
+        yield between + json.dumps(row, allow_nan=False)
+        between = ",\n    "
+    yield "]\n}\n" if between == "\n    " else "\n  ]\n}\n"
 
 
 def to_csv(rows: Sequence[Row]) -> str:
@@ -244,7 +253,12 @@ def to_csv(rows: Sequence[Row]) -> str:
 
 def to_jsonl(rows: Iterable[Row]) -> str:
     """Return one JSON object a line."""
-    return "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+    return "".join(jsonl_chunks(rows))
+
+
+def jsonl_chunks(rows: Iterable[Row]) -> Iterator[str]:
+    """Yield one JSON object a line."""
+    return (json.dumps(row, allow_nan=False) + "\n" for row in rows)
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
