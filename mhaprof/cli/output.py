@@ -62,13 +62,17 @@ class Output:
         views: Sequence[View],
         *,
         texts: Sequence[str] = (),
+        whole: bool = False,
         **extra: Any,
     ) -> None:
         """Write the rows (json, csv) or the views (table, markdown).
 
+        Of a long view the first and last rows are written, unless ``whole``.
         ``texts`` are fixed-width texts below the tables; ``extra`` goes into the JSON
         document beside the rows.
         """
+        if not whole:
+            views = [view.shortened(table.LONG) for view in views]
         if self.format == "json":
             self.stream(lambda: tabular.json_chunks(rows, **extra))
         elif self.format == "csv":

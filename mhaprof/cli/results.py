@@ -72,7 +72,7 @@ def emit(reader: Reader, out: Output, *, limit: int = DEFAULT_LIMIT, samples: bo
             shown += reader.rows(limit=limit - first, skip=total - limit + first)
         else:
             shown = list(reader.rows())
-        out.emit([], views(shown, total=total))
+        out.emit([], views(shown, total=total), whole=True)
 
 
 def views(rows: Sequence[Row], *, total: int) -> list[View]:

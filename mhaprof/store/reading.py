@@ -159,9 +159,11 @@ class Reader:
                     values[places[name]] = value
             yield tuple(values)
 
-    def rows(self, *, limit: int = -1, skip: int = 0) -> Iterator[dict[str, Any]]:
-        """Yield the rows of ``tuples`` as dicts."""
-        columns = self.columns()
+    def rows(
+        self, columns: Sequence[str] | None = None, *, limit: int = -1, skip: int = 0
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the rows of ``tuples`` as dicts, of all columns unless some are named."""
+        columns = self.columns() if columns is None else columns
         for values in self.tuples(columns, limit=limit, skip=skip):
             yield dict(zip(columns, values, strict=True))
 
