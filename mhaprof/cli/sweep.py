@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +17,7 @@ from mhaprof.cli.model import ModelChoice, ModelFlags
 from mhaprof.cli.options import SpecFlags, takes
 from mhaprof.cli.output import Output, OutputFlags, say
 from mhaprof.cli.progress import Bar
-from mhaprof.cli.results import emit
+from mhaprof.cli.results import earlier_rows, emit
 from mhaprof.cli.sweep_plan import (
     SweepPlan,
     SweepRequest,
@@ -258,6 +260,7 @@ def _facts(plan: SweepPlan) -> dict[str, str]:
         "settings": json.dumps(plan.settings.model_dump(mode="json", exclude_none=True)),
         "rounds": str(plan.rounds),
         "mhaprof": __version__,
+        "command": shlex.join(sys.argv[1:]),
     }
 
 
@@ -286,6 +289,8 @@ def _conclude(plan: SweepPlan, reader: Reader, *, interrupted: bool, whole: bool
         f"{reader.path}: {counted['ok']} ok, {counted['skipped']} skipped, {failed} failed"
         + (f"; {expected - len(found)} to go: the same command resumes" if interrupted else "")
     )
+    if reader.earlier():
+        say(f"{earlier_rows(reader.earlier())} of mhaprof results shows them")
     if interrupted:
         return EXIT_INTERRUPTED
     if any(each.outcome == "failed" or each.reason in FATAL_SKIPS for each in found):

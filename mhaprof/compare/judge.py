@@ -18,6 +18,7 @@ from mhaprof.compare.rows import (
     differences,
     has_time,
     pair_rows,
+    require_measured,
     role_of,
 )
 from mhaprof.compare.status import judge_status
@@ -38,13 +39,12 @@ def compare(
 ) -> Comparison:
     """Compare two runs point by point under a policy.
 
-    Raises NotComparable when the baseline is empty, or when measured numbers were
+    Raises NotComparable when the baseline has no measured point, or when measured numbers were
     taken under other conditions that ``allow_env_mismatch`` does not name; UsageError
     when it names no condition.
     """
     require_conditions(allow_env_mismatch)
-    if not base.rows:
-        raise NotComparable(f"{base.source} holds no points: there is no baseline to compare with")
+    require_measured(base)
     plans = [
         _Plan(pair=pair, rules=policy.rules_for(_name(pair.row), _implementation(pair.row)))
         for pair in pair_rows(base.rows, new.rows)

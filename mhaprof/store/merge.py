@@ -30,7 +30,7 @@ class Merged:
 def merge(paths: Sequence[Path], out: Path, *, allow_env_mismatch: Collection[str] = ()) -> Merged:
     """Add the results of ``paths`` to ``out``, which is made if need be.
 
-    Merging again changes nothing.  A measured result takes the place of a failed or
+    The plan is then the union of their plans.  Merging again changes nothing.  A measured result takes the place of a failed or
     skipped one.  Raises NotComparable, before anything is written, when two files
     hold different measurements of one point and round, or when environments differ
     in more than the keys of ``allow_env_mismatch`` (``all`` allows any).
@@ -45,7 +45,7 @@ def merge(paths: Sequence[Path], out: Path, *, allow_env_mismatch: Collection[st
     with Store(out) as store:
         for path in sources:
             batch: list[Entry] = []
-            with Reader(path) as reader:
+            with Reader(path, every_plan=True) as reader:
                 _copy_frame(reader, store)
                 for entry in reader.entries():
                     if winners[entry.identity, entry.round] != path:
