@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from mhaprof import formulas
+from mhaprof.cli.exits import in_turn
 from mhaprof.cli.progress import Bar
 from mhaprof.point import MeasureOptions, measure_point
-from mhaprof.records import Latency, Measured, Outcome, Point, Settings
+from mhaprof.records import Latency, Measured, Outcome, Point, Result, Settings
 from mhaprof.report.tabular import Row
 from mhaprof.units import format_seconds
 
@@ -34,28 +35,34 @@ def add_times(rows: Sequence[Row], points: Sequence[Point], *, device: str) -> l
     batch = _batch_of(points[0], place)
     options = MeasureOptions(max_time_s=CPU_TIME_S if place == "cpu" else 15.0)
     settings = Settings(device=place, dtype="float32")
+    cases = [
+        point.model_copy(
+            update={
+                "spec": point.spec.replace(batch=batch),
+                "implementation": name,
+                "settings": settings,
+            }
+        )
+        for point in points
+        for name in IMPLEMENTATIONS
+    ]
+    with Bar(total=len(cases)) as bar:
+
+        def measure(case: Point) -> Result:
+            bar.start(f"{case.name}, {case.implementation}")
+            return measure_point(case, what={"latency"}, options=options, progress=bar.update)
+
+        results = list(in_turn(cases, measure))
     refused, flags = [], Counter[str]()
-    with Bar(total=len(rows) * len(IMPLEMENTATIONS)) as bar:
-        for row, point in zip(rows, points, strict=True):
-            row["latency_batch"] = batch
-            for name in IMPLEMENTATIONS:
-                timed = point.model_copy(
-                    update={
-                        "spec": point.spec.replace(batch=batch),
-                        "implementation": name,
-                        "settings": settings,
-                    }
-                )
-                bar.start(f"{point.name}, {name}")
-                result = measure_point(
-                    timed, what={"latency"}, options=options, progress=bar.update
-                )
-                if isinstance(result.outcome, Measured) and result.outcome.latency is not None:
-                    _add(row, rows[0], name, result.outcome.latency)
-                    flags.update(_flags(result.outcome.latency))
-                else:
-                    _add(row, rows[0], name, None)
-                    refused.append(f"Not timed: {point.name}, {name}: {_why(result.outcome)}.")
+    for row, result in zip((row for row in rows for _ in IMPLEMENTATIONS), results, strict=True):
+        outcome, name = result.outcome, result.point.implementation
+        latency = outcome.latency if isinstance(outcome, Measured) else None
+        row["latency_batch"] = batch
+        _add(row, rows[0], name, latency)
+        if latency is not None:
+            flags.update(_flags(latency))
+        else:
+            refused.append(f"Not timed: {result.point.name}, {name}: {_why(outcome)}.")
     return [
         f"Times: batch {batch}, float32, on {device_name(place)}"
         + (" (the counts are of the whole batch)." if batch != points[0].spec.batch else "."),

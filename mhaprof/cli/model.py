@@ -10,6 +10,7 @@ from typing import Annotated, Any, cast, get_args
 
 import typer
 
+from mhaprof import signals
 from mhaprof.cli.options import choices, option, takes
 from mhaprof.cli.output import Output, OutputFlags, say
 from mhaprof.cli.planning import Planned
@@ -96,6 +97,7 @@ def model(
         raise UsageError("model needs a config.json, hf:org/name or --preset NAME")
     plan = choice.plan({"tokens": tokens, "batch": batch, "phase": phase, "kv_tokens": kv_tokens})
     rows = model_rows(cost_of(plan, cache_dtype=cache_dtype))
+    signals.enter("writing")
     for change in changes:
         cost = cost_of(changed(plan, change), cache_dtype=change.cache_dtype or cache_dtype)
         rows += model_rows(cost, what_if=change.text)

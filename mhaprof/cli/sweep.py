@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from mhaprof import __version__
+from mhaprof import __version__, signals
 from mhaprof.cli.exits import FATAL_SKIPS
 from mhaprof.cli.model import ModelChoice, ModelFlags
 from mhaprof.cli.options import SpecFlags, takes
@@ -31,7 +31,6 @@ from mhaprof.cli.timing_options import TimingFlags
 from mhaprof.config import SettingsSection
 from mhaprof.errors import (
     EXIT_FINDING,
-    EXIT_INTERRUPTED,
     EXIT_OK,
     EXIT_POINT_FAILED,
     UsageError,
@@ -185,9 +184,12 @@ def sweep(
     with Store(path) as store:
         store.describe(_facts(plan))
         try:
+            signals.enter("keeping")
             _drive(plan, store, runner, retry_failed, allow_env_mismatch or [])
         except KeyboardInterrupt:
+            signals.interrupted()
             interrupted = True
+        signals.enter("writing")
     with Reader(path) as reader:
         emit(reader, output)
         return _conclude(plan, reader, interrupted=interrupted, whole=part is None)
@@ -292,7 +294,7 @@ def _conclude(plan: SweepPlan, reader: Reader, *, interrupted: bool, whole: bool
     if reader.earlier():
         say(f"{earlier_rows(reader.earlier())} of mhaprof results shows them")
     if interrupted:
-        return EXIT_INTERRUPTED
+        return signals.exit_code(EXIT_OK)
     if any(each.outcome == "failed" or each.reason in FATAL_SKIPS for each in found):
         return EXIT_POINT_FAILED
     if failed:
