@@ -15,6 +15,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -209,7 +210,7 @@ def build(point: ModulePoint) -> nn.Module:
             raise UsageError(f"module {target}: {name} has no attribute {attribute!r}")
         found = getattr(found, part)
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), _ranges_on_cpu():
             module = found if isinstance(found, nn.Module) else found(**point.kwargs)
     except Exception as error:
         raise UsageError(
@@ -219,6 +220,25 @@ def build(point: ModulePoint) -> nn.Module:
     if not isinstance(module, nn.Module):
         raise UsageError(f"module {target} is a {type(module).__name__}, not an nn.Module")
     return module
+
+
+@contextmanager
+def _ranges_on_cpu() -> Iterator[None]:
+    """Give ranges their values in a constructor, which reads them (rates of drop-path)."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class RangesOnCpu(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        ) -> Any:
+            kwargs = dict(kwargs or {})
+            if func in (torch.linspace, torch.arange, torch.logspace, torch.tensor):
+                kwargs.setdefault("device", "cpu")
+            return func(*args, **kwargs)
+
+    with RangesOnCpu():
+        yield
 
 
 def _imported(name: str, target: str) -> Any:

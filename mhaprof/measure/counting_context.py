@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch.nn import functional
+from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode
+
+from mhaprof.measure.meta_mode import MetaMode
 
 _FLEX_MODULE = "torch.nn.attention.flex_attention"
 FLEX_CODE = "closed_form_only"
@@ -34,6 +37,11 @@ def counting() -> Iterator[dict[str, str]]:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         stack.enter_context(_without_fast_path())
+        stack.enter_context(
+            _replaced(
+                transformer, {"_detect_is_causal_mask": lambda mask, causal, *_: bool(causal)}
+            )
+        )
         if "torch._dynamo" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         if _FLEX_MODULE in sys.modules:
@@ -96,6 +104,48 @@ def _no_block_mask(query: Any, key: Any) -> Any:
         mask_mod=None,
         as_tuple=lambda: (),
     )
+
+
+def _type_name(tensor: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """Answer ``tensor.type()`` as a tensor of the CPU does; with a dtype it converts."""
+    if dtype is None:
+        return torch.empty(0, dtype=tensor.dtype, device="cpu").type()
+    return tensor.type(dtype, *args, **kwargs)
+
+
+_FACES: dict[Any, Callable[..., Any]] = {
+    torch.Tensor.device.__get__: lambda _: torch.device("cpu"),
+    torch.Tensor.is_meta.__get__: lambda _: False,  # type: ignore[attr-defined]
+    torch.Tensor.is_cpu.__get__: lambda _: True,  # type: ignore[attr-defined]
+    torch.Tensor.get_device: lambda _: -1,
+    torch.Tensor.type: _type_name,
+}
+
+
+class SeenOnCpu(TorchFunctionMode):
+    """Let meta tensors say that they are on the CPU, since modules branch on the device.
+
+    ``made`` takes the results of torch's functions in which ``mode`` saw work.
+    """
+
+    def __init__(self, mode: MetaMode, made: dict[int, torch.Tensor]) -> None:
+        super().__init__()
+        self._mode = mode
+        self._made = made
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        face = _FACES.get(func)
+        if face is not None and args[0].is_meta:
+            return face(*args, **(kwargs or {}))
+        before = self._mode.work
+        result = func(*args, **kwargs) if kwargs else func(*args)
+        if self._mode.work != before:
+            for item in result if isinstance(result, (tuple, list)) else (result,):
+                if isinstance(item, torch.Tensor):
+                    self._made[id(item)] = item
+        return result
 
 
 _STOCK_ATTENTION = functional.scaled_dot_product_attention

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,12 +19,13 @@ import torch
 from torch import nn
 
 from mhaprof.errors import UsageError
-from mhaprof.measure.counting_context import counting, fused_attention
+from mhaprof.measure.counting_context import SeenOnCpu, counting, fused_attention
 from mhaprof.measure.fvcore_counter import FvcoreCount, count_with_fvcore
 from mhaprof.measure.meta_answers import DataDependent
-from mhaprof.measure.meta_copy import MetaCopy, copy_to_meta, inputs_to_meta
+from mhaprof.measure.meta_copy import KEPT_VALUES, copy_call, hooks_of_user
 from mhaprof.measure.meta_mode import MetaMode
 from mhaprof.measure.module_call import ModuleCall
+from mhaprof.measure.restored import Surroundings, restored
 from mhaprof.measure.torch_counter import TorchCount, count_with_torch
 from mhaprof.records import Finding
 from mhaprof.units import flops_of
@@ -74,13 +76,14 @@ def count_module(
 ) -> ModuleFlops:
     """Count one call ``module(*inputs, **kwargs)``.
 
-    ``inputs`` are real or meta tensors, only their shapes and dtypes are used, or any
-    other values.  ``counters`` chooses from ``fvcore`` and ``torch``.  ``backward`` adds
+    ``inputs`` are real or meta tensors, of which shapes and dtypes are used (the values
+    of small integer or boolean ones where nothing else runs, and a finding says so), or
+    any other values.  ``counters`` chooses from ``fvcore`` and ``torch``.  ``backward`` adds
     the MACs of the backward pass of the sum of all outputs, as torch counts them, with
     gradients of floating inputs and of all parameters that require them; attention
     by ``scaled_dot_product_attention`` then counts as the fused kernels do it, which
     recompute the scores.  A ``fresh`` module was built on meta for this count alone,
-    without hooks: it is not copied.
+    without hooks or state: it is not copied.
 
     Raises:
         UsageError: the module cannot be copied or run, or its control flow depends on
@@ -89,17 +92,100 @@ def count_module(
     unknown = sorted(set(counters) - set(COUNTERS))
     if unknown or not counters:
         raise UsageError(f"counters {', '.join(unknown) or 'are empty'}: choose from fvcore, torch")
+    plan = _Plan(module, list(inputs), dict(kwargs or {}), fresh=fresh)
     with counting() as notes:
-        copied = MetaCopy(module=module, skipped_hooks=()) if fresh else copy_to_meta(module)
-        call = ModuleCall(copied.module, inputs_to_meta((list(inputs), dict(kwargs or {}))))
-        with torch.no_grad():
-            call.materialize()
-            attempts = _Attempts.of(call, counters)
-        if attempts.fvcore is None and attempts.torch is None:
-            raise _failed(module, call, attempts)
-        backward_count = _backward(call) if backward else None
+        attempts = plan.attempt(counters)
+        if attempts.empty:
+            raise _failed(module, plan.call, attempts)
+        backward_count = plan.run(_backward, grad=True) if backward else None
     findings = [Finding(code=code, message=message) for code, message in notes.items()]
-    return _report(copied, attempts, backward=backward_count, findings=findings)
+    if plan.reads_inputs:
+        findings.append(
+            Finding(
+                code="input_values_read",
+                message="forward reads the values of integer or boolean inputs: "
+                "this number holds for those given",
+            )
+        )
+    if plan.hooks and not plan.runs_hooks:
+        findings.append(
+            Finding(
+                code="hooks_not_run",
+                message="this number is without the forward hooks, which cannot run while "
+                f"counting: {', '.join(plan.hooks)}",
+                blocking=True,
+            )
+        )
+    return _report(plan.call.counted, attempts, backward=backward_count, findings=findings)
+
+
+class _Plan:
+    """How to run the module as often as there are counters, each time as it was given."""
+
+    def __init__(
+        self, module: nn.Module, args: list[Any], kwargs: dict[str, Any], *, fresh: bool
+    ) -> None:
+        self._given = (module, args, kwargs)
+        self._fresh = fresh
+        self._surroundings = None if fresh else Surroundings(module)
+        self._kept = KEPT_VALUES
+        self.hooks = [] if fresh else hooks_of_user(module)
+        self.runs_hooks = bool(self.hooks)
+        self.reads_inputs = False
+        self.call: ModuleCall
+
+    def attempt(self, counters: Collection[str]) -> _Attempts:
+        """Run every counter; where none can, in another way.
+
+        First without values of constants, then with those of inputs, then without hooks.
+        Real constants beside meta tensors are refused by some checks of devices.
+        """
+        first = attempts = _Attempts.of(self, counters)
+        if attempts.empty and not self._fresh:
+            self._kept = 0
+            attempts = _Attempts.of(self, counters)
+        if attempts.empty and not self._fresh:
+            self._kept, self.reads_inputs = KEPT_VALUES, True
+            attempts = _Attempts.of(self, counters)
+        if attempts.empty and self.hooks:
+            self._kept, self.reads_inputs = KEPT_VALUES, False
+            self.runs_hooks = False
+            attempts = _Attempts.of(self, counters)
+        return first if attempts.empty else attempts
+
+    def run(self, count: Callable[[ModuleCall, MetaMode], Any], *, grad: bool = False) -> Any:
+        """Count one call of a new copy, and put back what it changed outside.
+
+        ``call`` is then the copy that ran, with the sizes that lazy modules learned.
+        """
+        with restored(self._surroundings):
+            if self._fresh:
+                self.call = ModuleCall(*self._given)
+            else:
+                self.call = ModuleCall(
+                    *copy_call(
+                        *self._given,
+                        hooks=self.runs_hooks,
+                        kept=self._kept,
+                        input_values=self.reads_inputs,
+                    )
+                )
+                with torch.no_grad():
+                    self.call.materialize()
+            mode = MetaMode()
+            seen = nullcontext() if self._fresh else SeenOnCpu(mode, self.call.made)
+            with torch.set_grad_enabled(grad), seen:
+                return count(self.call, mode)
+
+
+def _by_fvcore(call: ModuleCall, mode: MetaMode) -> FvcoreCount:
+    """Count with fvcore, whose trace keeps only what leads to an output: all that works does."""
+    with mode:
+        return count_with_fvcore(call, call.tensors)
+
+
+def _by_torch(call: ModuleCall, _mode: MetaMode) -> TorchCount:
+    return count_with_torch(lambda: call(*call.tensors))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,35 +197,39 @@ class _Attempts:
     fvcore_error: Exception | None = None
     torch_error: Exception | None = None
 
+    @property
+    def empty(self) -> bool:
+        """Tell whether no counter could run the module."""
+        return self.fvcore is None and self.torch is None
+
     @classmethod
-    def of(cls, call: ModuleCall, counters: Collection[str]) -> _Attempts:
+    def of(cls, plan: _Plan, counters: Collection[str]) -> _Attempts:
         """Run the module once under each counter; a failure of one does not stop the other."""
         results: dict[str, Any] = {}
-        if "fvcore" in counters:
-            try:
-                with MetaMode():
-                    results["fvcore"] = count_with_fvcore(call, call.tensors)
-            except Exception as error:  # noqa: BLE001  (any module can break a tracer)
-                results["fvcore_error"] = error
-        if "torch" in counters:
-            try:
-                results["torch"] = count_with_torch(lambda: call(*call.tensors))
-            except Exception as error:  # noqa: BLE001
-                results["torch_error"] = error
+        for name, count in (("fvcore", _by_fvcore), ("torch", _by_torch)):
+            if name in counters:
+                try:
+                    results[name] = plan.run(count)
+                except UsageError:  # it cannot be copied
+                    raise
+                except Exception as error:  # noqa: BLE001  (any module can break a tracer)
+                    results[f"{name}_error"] = error
         return cls(**results)
 
 
-def _backward(call: ModuleCall) -> TorchCount:
+def _backward(call: ModuleCall, _mode: MetaMode) -> TorchCount:
     """Count the backward pass of all floating outputs.
 
     Raises:
         UsageError: autograd cannot go back through the module on meta tensors.
     """
     try:
-        with MetaMode(), torch.enable_grad(), fused_attention():
+        with MetaMode(), fused_attention():
             # Clones, since a module may write into its inputs, which leaves refuse.
             tensors = tuple(
-                tensor.detach().requires_grad_().clone() if tensor.is_floating_point() else tensor
+                tensor.detach().requires_grad_().clone()
+                if tensor.is_floating_point() or tensor.is_complex()
+                else tensor
                 for tensor in call.tensors
             )
             outputs = [output for output in call(*tensors) if output.requires_grad]
@@ -155,20 +245,19 @@ def _backward(call: ModuleCall) -> TorchCount:
 
 def _failed(module: nn.Module, call: ModuleCall, attempts: _Attempts) -> UsageError:
     """Say in one line why neither counter could run the module."""
-    error = attempts.torch_error or attempts.fvcore_error
-    assert error is not None
+    errors = [error for error in (attempts.torch_error, attempts.fvcore_error) if error]
     name = f"{type(module).__name__}.forward"
-    place = _place(error)
-    if isinstance(error, DataDependent) or any(text in str(error) for text in _NO_VALUES):
-        error = error if isinstance(error, DataDependent) else DataDependent("by index or list")
-        return UsageError(
-            f"{name} reads values of a tensor ({error}{place}): what it computes depends on "
-            "data, so its operations cannot be counted from shapes"
-        )
+    for error in errors:
+        if isinstance(error, DataDependent) or any(text in str(error) for text in _NO_VALUES):
+            read = error if isinstance(error, DataDependent) else "by index or list"
+            return UsageError(
+                f"{name} reads values of a tensor ({read}{_place(error)}): what it computes "
+                "depends on data, so its operations cannot be counted from shapes"
+            )
     sizes = ", ".join(str(tuple(tensor.shape)) for tensor in call.tensors)
-    return UsageError(
-        f"{name} cannot be run for counting on tensors of sizes {sizes}: {_line(error)}{place}"
-    )
+    said = list(dict.fromkeys(f"{_line(error)}{_place(error)}" for error in errors))
+    reasons = f"torch: {said[0]}; fvcore: {said[1]}" if len(said) > 1 else said[0]
+    return UsageError(f"{name} cannot be run for counting on tensors of sizes {sizes}: {reasons}")
 
 
 def _place(error: BaseException) -> str:
@@ -189,7 +278,7 @@ def _line(error: BaseException) -> str:
 
 
 def _report(
-    copied: MetaCopy,
+    module: nn.Module,
     attempts: _Attempts,
     *,
     backward: TorchCount | None,
@@ -197,7 +286,7 @@ def _report(
 ) -> ModuleFlops:
     fvcore, traced = attempts.fvcore, attempts.torch
     chosen, complete = _choose(fvcore, traced)
-    findings = [*findings, *_findings(copied, attempts, chosen, complete)]
+    findings = [*findings, *_findings(attempts, chosen, complete)]
     if backward is not None and backward.uncounted_ops:
         findings.append(
             Finding(
@@ -212,8 +301,8 @@ def _report(
         torch_macs=traced.macs if traced else None,
         backward_macs=backward.macs if backward else None,
         by_operator=chosen.by_operator,
-        by_module=_by_qualified_name(copied.module, chosen.by_module),
-        params=sum(parameter.numel() for parameter in copied.module.parameters()),
+        by_module=_by_qualified_name(module, chosen.by_module),
+        params=sum(parameter.numel() for parameter in module.parameters()),
         elementwise=fvcore.elementwise if fvcore else {},
         uncounted_ops={} if complete else chosen.uncounted_ops,
         findings=tuple(findings),
@@ -240,7 +329,6 @@ def _choose(
 
 
 def _findings(
-    copied: MetaCopy,
     attempts: _Attempts,
     chosen: FvcoreCount | TorchCount,
     complete: bool,
@@ -262,11 +350,6 @@ def _findings(
         named = _named(chosen.uncounted_ops)
         yield Finding(
             code="uncounted_ops", message=f"operators without a count: {named}", blocking=True
-        )
-    if copied.skipped_hooks:
-        yield Finding(
-            code="hooks_not_run",
-            message=f"forward hooks are not run while counting: {', '.join(copied.skipped_hooks)}",
         )
 
 

@@ -1,18 +1,16 @@
-"""Copy a module, or its inputs, onto the meta device: nothing allocated, original untouched.
+"""Copy a call of a module onto the meta device: nothing allocated, originals untouched.
 
-The copy is a ``copy.deepcopy`` whose memo already knows the meta twin of every
-parameter and buffer, so tied weights stay tied and no weight is ever read.  Compiled
-submodules are replaced by what they compile.  Hooks that torch.nn itself installs
-(weight_norm, lazy modules) belong to the arithmetic and are kept; the user's are left
-out, so that counting has no side effect.
+A ``copy.deepcopy`` of module and arguments together, in which every tensor becomes
+its meta twin: tied weights stay tied, a cache held by both stays one, no weight is
+read.  Small constants of the module keep their values, since ``forward`` may read
+them.  Compiled submodules are replaced by what they compile.
 """
 
 from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,9 +20,15 @@ from torch.overrides import TorchFunctionMode
 
 from mhaprof.errors import UsageError
 
+KEPT_VALUES = 64
+"""Elements up to which a constant of the module (no parameter) keeps its values."""
+
+INPUT_VALUES = 4096
+"""Elements up to which an integer or boolean input may keep its values."""
+
+_FORWARD_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 _HOOKS = (
-    "_forward_pre_hooks",
-    "_forward_hooks",
+    *_FORWARD_HOOKS,
     "_backward_pre_hooks",
     "_backward_hooks",
     "_state_dict_hooks",
@@ -32,83 +36,75 @@ _HOOKS = (
     "_load_state_dict_pre_hooks",
     "_load_state_dict_post_hooks",
 )
-_FORWARD_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
-_CONTAINER_DEPTH = 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class MetaCopy:
-    """A module on the meta device, and the user's forward hooks it was freed of."""
+def copy_call(
+    module: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    hooks: bool,
+    kept: int,
+    input_values: bool,
+) -> tuple[nn.Module, list[Any], dict[str, Any]]:
+    """Copy module and arguments onto the meta device; the originals are only read.
 
-    module: nn.Module
-    skipped_hooks: tuple[str, ...]
-
-
-def copy_to_meta(module: nn.Module) -> MetaCopy:
-    """Copy ``module`` onto the meta device; the original is only read.
+    Hooks that torch.nn itself installs (weight_norm, lazy modules) belong to the
+    arithmetic and are kept; forward hooks of the user only where ``hooks``.  Constants
+    of up to ``kept`` elements keep their values, and with ``input_values`` small inputs
+    of integers or booleans too (masks, token ids).
 
     Raises:
-        UsageError: the module holds something that cannot be copied (a lock, a stream).
+        UsageError: something cannot be copied (a lock, a stream).
     """
     memo: dict[int, Any] = {}
-    kept: list[tuple[OrderedDict[int, Any], OrderedDict[int, Any]]] = []
-    skipped: list[str] = []
-    originals: list[Any] = []
-    for name, child in module.named_modules():
+    tables: list[tuple[dict[int, Any], OrderedDict[int, Any]]] = []
+    compiled = []
+    for child in module.modules():
         target = _uncompiled(child)
         if target is not child:
-            originals.append((child, target))
-        _remember_tensors(child, memo)
-        skipped += _remember_hooks(name, child, memo, kept)
+            compiled.append((child, target))
+        _remember_tensors(child, memo, kept)
+        for name in _HOOKS:
+            table = child.__dict__.get(name)
+            if table:
+                fresh: OrderedDict[int, Any] = OrderedDict()
+                memo[id(table)] = fresh
+                wanted = {
+                    key: hook
+                    for key, hook in table.items()
+                    if _is_torch_hook(hook) or (hooks and name in _FORWARD_HOOKS)
+                }
+                tables.append((wanted, fresh))
+    what = f"{type(module).__name__} cannot"
     try:
-        with _TensorsToMeta():
-            for compiled, target in originals:
-                memo[id(compiled)] = copy.deepcopy(target, memo)
+        with _TensorsToMeta(kept):
+            for child, target in compiled:
+                memo[id(child)] = copy.deepcopy(target, memo)
             copied = copy.deepcopy(module, memo)
-            for original, fresh in kept:
-                for key, hook in original.items():
-                    if _is_torch_hook(hook):
-                        fresh[key] = copy.deepcopy(hook, memo)
+            for wanted, fresh in tables:
+                for key, hook in wanted.items():
+                    fresh[key] = copy.deepcopy(hook, memo)
+        what = "an input cannot"
+        with _TensorsToMeta(INPUT_VALUES if input_values else 0, floats=False):
+            return copied, copy.deepcopy(list(args), memo), copy.deepcopy(dict(kwargs), memo)
     except Exception as error:
+        lines = str(error).strip().splitlines() or ["no message"]
         raise UsageError(
-            f"{type(module).__name__} cannot be copied to the meta device for counting "
-            f"({type(error).__name__}: {_first_line(error)}); give a module that "
-            "copy.deepcopy accepts"
-        ) from error
-    return MetaCopy(module=copied, skipped_hooks=tuple(skipped))
-
-
-def inputs_to_meta(value: Any) -> Any:
-    """Return a copy of arguments in which every tensor is its meta twin.
-
-    Objects of the user's own (caches, block masks) are copied with the tensors inside.
-
-    Raises:
-        UsageError: an argument cannot be copied.
-    """
-    memo: dict[int, Any] = {}
-    try:
-        with _TensorsToMeta():
-            return _converted(value, memo)
-    except Exception as error:
-        raise UsageError(
-            f"an input cannot be copied to the meta device for counting "
-            f"({type(error).__name__}: {_first_line(error)})"
+            f"{what} be copied to the meta device for counting "
+            f"({type(error).__name__}: {lines[0][:200]}); give what copy.deepcopy accepts"
         ) from error
 
 
-def _converted(value: Any, memo: dict[int, Any]) -> Any:
-    if isinstance(value, torch.Tensor):
-        if id(value) not in memo:
-            memo[id(value)] = _meta_twin(value)
-        return memo[id(value)]
-    if value is None or isinstance(value, (bool, int, float, str, torch.dtype, torch.device)):
-        return value
-    if type(value) in (list, tuple):
-        return type(value)(_converted(item, memo) for item in value)
-    if type(value) is dict:
-        return {key: _converted(item, memo) for key, item in value.items()}
-    return copy.deepcopy(value, memo)
+def hooks_of_user(module: nn.Module) -> list[str]:
+    """Name the forward hooks that torch.nn did not install, and their modules."""
+    return [
+        f"{_hook_name(hook)} on {name or 'the module'}"
+        for name, child in module.named_modules()
+        for table in _FORWARD_HOOKS
+        for hook in (child.__dict__.get(table) or {}).values()
+        if not _is_torch_hook(hook)
+    ]
 
 
 def _uncompiled(module: nn.Module) -> nn.Module:
@@ -121,45 +117,12 @@ def _uncompiled(module: nn.Module) -> nn.Module:
     return module
 
 
-def _remember_tensors(module: nn.Module, memo: dict[int, Any]) -> None:
+def _remember_tensors(module: nn.Module, memo: dict[int, Any], kept: int) -> None:
     """Enter the meta twins of the module's own tensors into a deepcopy memo."""
     for owned in (module._parameters, module._buffers):
         for tensor in owned.values():
             if tensor is not None and id(tensor) not in memo:
-                memo[id(tensor)] = _meta_twin(tensor)
-    for name, value in module.__dict__.items():
-        if not name.startswith("_") or isinstance(value, torch.Tensor):
-            _remember_nested(value, memo, _CONTAINER_DEPTH)
-
-
-def _remember_nested(value: Any, memo: dict[int, Any], depth: int) -> None:
-    if isinstance(value, torch.Tensor):
-        if id(value) not in memo:
-            memo[id(value)] = _meta_twin(value)
-    elif depth and type(value) in (list, tuple, dict):
-        for item in value.values() if type(value) is dict else value:
-            _remember_nested(item, memo, depth - 1)
-
-
-def _remember_hooks(
-    name: str,
-    module: nn.Module,
-    memo: dict[int, Any],
-    kept: list[tuple[OrderedDict[int, Any], OrderedDict[int, Any]]],
-) -> list[str]:
-    """Give each hook table an empty twin; return the user's forward hooks, by name."""
-    skipped = []
-    for table_name in _HOOKS:
-        table = module.__dict__.get(table_name)
-        if not table:
-            continue
-        fresh: OrderedDict[int, Any] = OrderedDict()
-        memo[id(table)] = fresh
-        kept.append((table, fresh))
-        if table_name in _FORWARD_HOOKS:
-            users = [hook for hook in table.values() if not _is_torch_hook(hook)]
-            skipped += [f"{_hook_name(hook)} on {name or 'the module'}" for hook in users]
-    return skipped
+                memo[id(tensor)] = _twin(tensor, kept)
 
 
 def _is_torch_hook(hook: Any) -> bool:
@@ -173,27 +136,31 @@ def _hook_name(hook: Callable[..., Any]) -> str:
     return str(getattr(hook, "__qualname__", type(hook).__name__))
 
 
-def _meta_twin(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a meta tensor like ``tensor``: size, strides, dtype, parameter or not."""
+def _twin(tensor: torch.Tensor, kept_values: int) -> torch.Tensor:
+    """Return a meta tensor like ``tensor``, or a small constant with its values."""
     if is_lazy(tensor):
         lazy: Any = type(tensor)
         twin: torch.Tensor = lazy(tensor.requires_grad, "meta", tensor.data.dtype)
         return twin
-    if tensor.layout is not torch.strided or _is_wrapper(tensor):
+    if tensor.layout is not torch.strided or hasattr(type(tensor), "__tensor_flatten__"):
+        # A subclass that stores something else than its own elements (NJT, DTensor).
         return tensor.detach().to("meta")
+    constant = not (tensor.requires_grad or isinstance(tensor, nn.Parameter))
+    if constant and tensor.device.type == "cpu" and tensor.numel() <= kept_values:
+        return tensor.clone()
     result = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(result, requires_grad=tensor.requires_grad)
-    return result
-
-
-def _is_wrapper(tensor: torch.Tensor) -> bool:
-    """Tell whether a subclass stores something else than its own elements (NJT, DTensor)."""
-    return hasattr(type(tensor), "__tensor_flatten__")
+    return result.requires_grad_() if tensor.requires_grad and tensor.is_leaf else result
 
 
 class _TensorsToMeta(TorchFunctionMode):
-    """Let ``copy.deepcopy`` meet tensors nobody announced: each becomes its meta twin."""
+    """Let ``copy.deepcopy`` meet tensors nobody announced: each becomes its twin."""
+
+    def __init__(self, kept_values: int, *, floats: bool = True) -> None:
+        super().__init__()
+        self._kept_values = kept_values
+        self._floats = floats
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -201,13 +168,9 @@ class _TensorsToMeta(TorchFunctionMode):
         if func is torch.Tensor.__deepcopy__:
             tensor, memo = args
             if id(tensor) not in memo:
-                memo[id(tensor)] = _meta_twin(tensor)
+                real = self._floats or not (tensor.is_floating_point() or tensor.is_complex())
+                memo[id(tensor)] = _twin(tensor, self._kept_values if real else 0)
             return memo[id(tensor)]
         if func is torch.Tensor.clone and args[0].layout is torch.strided:
-            return _meta_twin(args[0])
+            return _twin(args[0], 0)
         return func(*args, **(kwargs or {}))
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else "no message"

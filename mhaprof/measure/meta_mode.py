@@ -6,7 +6,7 @@ torch's meta kernels are written in Python: the first ``mul`` imports torch._dyn
 and stride order (``meta_answers.py``, ``meta_proxy.py``); whatever it does not know
 goes to torch, correct but slower.
 
-It also lets constants that ``forward`` creates meet meta tensors: small integer
+It also lets constants that ``forward`` creates meet meta tensors: small
 constants stay real (they may steer the control flow), everything else becomes meta,
 so that an N x N mask never allocates.
 """
@@ -17,15 +17,23 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mhaprof.measure.meta_answers import ANSWERS, DataDependent, Rule
-from mhaprof.measure.meta_factories import FACTORIES
-from mhaprof.measure.meta_proxy import broadcast, is_pointwise, meta_tensor, pointwise, twin
+from mhaprof.measure.meta_copy import KEPT_VALUES
+from mhaprof.measure.meta_proxy import broadcast, draws, is_pointwise, pointwise, twin
 from mhaprof.measure.silent_ops import is_silent
+from mhaprof.measure.torch_private import (
+    get_tracing_state,
+    is_recording,
+    put_back,
+    recorded,
+    untraced,
+)
 
 REAL_CONSTANT_LIMIT = 4096
 """Elements up to which an integer constant made in ``forward`` keeps its values."""
@@ -35,12 +43,8 @@ REAL_OPERAND_LIMIT = 65536
 
 
 _aten = torch.ops.aten
-_C: Any = torch._C
-_TRACER = _C._dispatch_key_parse("Tracer")
-_set_state = _C._set_tracing_state
-_is_included = _C._dispatch_tls_is_dispatch_key_included
-_include_key = _C._dispatch_tls_set_dispatch_key_included
-_exclude_key = _C._dispatch_tls_set_dispatch_key_excluded
+_PRODUCTS = {_aten.mm, _aten.bmm, _aten.addmm, _aten.baddbmm, _aten.mv, _aten.addmv, _aten.dot}
+_PRODUCTS |= {_aten.convolution, _aten._convolution}
 _NEEDS_VALUES = {
     _aten._local_scalar_dense.default: "item()",
     _aten.nonzero.default: "nonzero()",
@@ -55,7 +59,7 @@ class MetaMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Answer operators on meta tensors and remember those that do real work.
 
     ``leaves`` counts the operators run that are not silent (``silent_ops.py``): whoever
-    counts compares them with what it knows.
+    counts compares them with what it knows.  ``work`` is how many they are.
     """
 
     supports_higher_order_operators = True
@@ -63,6 +67,21 @@ class MetaMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.leaves: Counter[Any] = Counter()
+        self.work = 0
+        self._written: dict[int, tuple[torch.Tensor, torch.Tensor, int]] = {}
+        self._unknown: dict[int, torch.Tensor] = {}
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        for tensor, values, version in self._written.values():
+            put_back(tensor, values, version)
+        self._written.clear()
+        self._unknown.clear()
+
+    def _remember(self, tensor: torch.Tensor) -> None:
+        """Keep the values of a real tensor, which may be the caller's, before it is written."""
+        if id(tensor) not in self._written:
+            self._written[id(tensor)] = tensor, tensor.detach().clone(), tensor._version
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -73,23 +92,15 @@ class MetaMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        state = torch._C._get_tracing_state()
+        state = get_tracing_state()
         if state is None:
             return self._dispatch(func, args, kwargs)
-        pending = _is_included(_TRACER)
-        if pending and func is _aten.convolution.default:
-            return self._recorded_convolution(args, kwargs)
-        with _untraced(state, pending):
-            return self._dispatch(func, args, kwargs)
-
-    def _recorded_convolution(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call ``_convolution``: the tracer records that one, not ``convolution``."""
-        _exclude_key(_TRACER, False)
-        try:
-            with self:
+        if func is _aten.convolution.default and is_recording():
+            # The tracer records ``_convolution``, not ``convolution``.
+            with recorded(), self:
                 return _aten._convolution.default(*args, False, False, False, False, **kwargs)
-        finally:
-            _exclude_key(_TRACER, True)
+        with untraced(state):
+            return self._dispatch(func, args, kwargs)
 
     def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         route = _ROUTES.get(func)
@@ -97,45 +108,26 @@ class MetaMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             route = _ROUTES[func] = _Route.of(func)
         if route.noted:
             self.leaves[func] += 1
+            self.work += 1
         is_meta, real = _kinds(args, kwargs)
+        if self._unknown and real:
+            is_meta = is_meta or any(_memory(tensor) in self._unknown for tensor in real)
         if not is_meta:
             if not real:
                 return _factory(func, args, kwargs)
             if not _too_large(func, real):
+                if route.writes_first:
+                    self._remember(args[0])
                 return func(*args, **kwargs)
+        elif "device" in kwargs:
+            kwargs["device"] = torch.device("meta")
         if real:
             if route.writes_first and not args[0].is_meta:
+                self._unknown[_memory(args[0])] = args[0]
                 return args[0]
             args = tuple([_to_meta(arg) for arg in args])
             kwargs = {name: _to_meta(value) for name, value in kwargs.items()}
-        if route.answer is not None:
-            result = route.answer(func, args, kwargs)
-            if result is not NotImplemented:
-                return result
-        return func(*args, **kwargs)
-
-
-class _untraced:  # noqa: N801  (a context manager; a generator would cost twice the time)
-    """Pause torch.jit's tracing: inside it, ``tensor.shape`` holds tensors, not numbers.
-
-    A dispatch mode runs with the tracer's dispatch key excluded, and the key is included
-    (``pending``) only where the operator is not recorded yet; both are put back.
-    """
-
-    __slots__ = ("_pending", "_state")
-
-    def __init__(self, state: Any, pending: bool) -> None:
-        self._state = state
-        self._pending = pending
-
-    def __enter__(self) -> None:
-        _exclude_key(_TRACER, False)
-        _set_state(None)
-
-    def __exit__(self, *error: object) -> None:
-        _set_state(self._state)
-        _include_key(_TRACER, self._pending)
-        _exclude_key(_TRACER, True)
+        return route.run(func, args, kwargs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,13 +135,24 @@ class _Route:
     """What to do with an operator, found once.
 
     ``writes_first`` marks operators that write into their first argument: meta values
-    cannot go into a real constant, so it is returned as it is.  Its shape is what
-    counts; its values are then no longer those of the module.
+    cannot go into a real constant, so it is returned as it is, and its memory is
+    unknown from then on: who asks for a value is refused.
     """
 
     answer: Rule | None
     noted: bool
     writes_first: bool
+    multiplies: bool
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer the operator on meta tensors, or let torch's meta kernel do it."""
+        if self.multiplies:
+            _check_dtypes(func, args)
+        if self.answer is not None:
+            result = self.answer(func, args, kwargs)
+            if result is not NotImplemented:
+                return result
+        return func(*args, **kwargs)
 
     @classmethod
     def of(cls, func: Any) -> _Route:
@@ -160,10 +163,27 @@ class _Route:
             answer = pointwise
         schema = getattr(func, "_schema", None)
         writes = schema is not None and schema.is_mutable and schema.name.endswith("_")
-        return cls(answer=answer, noted=not is_silent(kind_of(func)), writes_first=writes)
+        return cls(
+            answer=answer,
+            noted=not is_silent(kind_of(func)),
+            writes_first=writes,
+            multiplies=getattr(func, "_overloadpacket", None) in _PRODUCTS,
+        )
 
 
 _ROUTES: dict[Any, _Route] = {}
+
+
+def _check_dtypes(func: Any, args: tuple[Any, ...]) -> None:
+    """Refuse operands that the real kernel refuses; torch's meta kernels take any.
+
+    Raises:
+        RuntimeError: two operands of a product differ in dtype, and no autocast casts them.
+    """
+    dtypes = {arg.dtype for arg in args if isinstance(arg, torch.Tensor)}
+    if len(dtypes) > 1 and not any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+        names = " and ".join(sorted(str(dtype) for dtype in dtypes))
+        raise RuntimeError(f"operands of {kind_of(func)} must have one dtype, not {names}")
 
 
 def kind_of(func: Any) -> str:
@@ -176,17 +196,22 @@ def _refuse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _factory(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Make a constant: real when it is small and integer, else meta."""
-    plan = FACTORIES.get(func)
-    constant = None if plan is None else plan(args, kwargs)
-    if constant is None:
+    """Make a constant: real when it is small and not random, else meta."""
+    if "device" not in kwargs and "device" not in _arguments(func):
         return func(*args, **kwargs)
+    planned = func(*args, **{**kwargs, "device": torch.device("meta")})
     device = kwargs.get("device")
-    on_meta = device is not None and torch.device(device).type == "meta"
-    limit = 1 if constant.dtype.is_floating_point else REAL_CONSTANT_LIMIT
-    if constant.keeps_values and not on_meta and math.prod(constant.size) <= limit:
-        return func(*args, **kwargs)
-    return meta_tensor(constant.size, constant.dtype)
+    if (device is not None and torch.device(device).type == "meta") or draws(func):
+        return planned
+    limit = REAL_CONSTANT_LIMIT
+    if planned.dtype.is_floating_point:  # a fill has no values worth reading, a range may
+        limit = 1 if "size" in _arguments(func) else KEPT_VALUES
+    return func(*args, **kwargs) if planned.numel() <= limit else planned
+
+
+@lru_cache(maxsize=512)
+def _arguments(func: Any) -> frozenset[str]:
+    return frozenset(argument.name for argument in func._schema.arguments)
 
 
 def _kinds(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[bool, list[torch.Tensor]]:
@@ -207,6 +232,11 @@ def _kinds(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[bool, list[torc
                     else:
                         real.append(item)
     return found_meta, real
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """Return what views of one memory share."""
+    return tensor.untyped_storage().data_ptr()
 
 
 def _to_meta(value: Any) -> Any:

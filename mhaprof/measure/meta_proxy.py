@@ -161,7 +161,7 @@ def _ask_proxy(
     """Run the real kernel on proxies; None when it refuses or returns no single tensor."""
     if any(isinstance(arg, torch.Tensor) and arg.dim() > _PROXY_MAX_DIM for arg in args):
         return None
-    state = torch.random.get_rng_state() if _draws(func) else None
+    state = torch.random.get_rng_state() if draws(func) else None
     try:
         result = func(*[_proxy(arg) for arg in args], **{k: _proxy(v) for k, v in kwargs.items()})
     except Exception:  # noqa: BLE001  (torch's own meta kernel then says what is wrong)
@@ -177,5 +177,6 @@ def _ask_proxy(
     return result.dtype, tuple(sorted(range(result.dim()), key=lambda i: -strides[i]))
 
 
-def _draws(func: Any) -> bool:
+def draws(func: Any) -> bool:
+    """Tell whether an operator takes random numbers."""
     return torch.Tag.nondeterministic_seeded in func.tags

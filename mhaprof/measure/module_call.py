@@ -7,6 +7,7 @@ return dataclasses.
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -36,20 +37,26 @@ class ModuleCall(nn.Module):
 
     tensors: tuple[torch.Tensor, ...]
 
-    def __init__(self, module: nn.Module, arguments: tuple[list[Any], dict[str, Any]]) -> None:
+    def __init__(self, module: nn.Module, args: list[Any], kwargs: dict[str, Any]) -> None:
         super().__init__()
         self.training = module.training
         self.counted = module
+        self.made: dict[int, torch.Tensor] = {}
+        arguments = (args, kwargs)
         found: dict[int, torch.Tensor] = {}
         self._template = _with_slots(arguments, found)
         # A tracer needs at least one tensor to start from.
         self.tensors = tuple(found.values()) or (torch.empty(0, device="meta"),)
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return every tensor found in the result, or the first input when there is none."""
+        """Return every tensor found in the result, or the first input when there is none.
+
+        A generator is run to its end.  Tensors in ``made`` are returned as well.
+        """
         args, kwargs = _filled(self._template, tensors)
-        outputs = tuple(_tensors_in(self.counted(*args, **kwargs)))
-        return outputs or tensors[:1]
+        result = self.counted(*args, **kwargs)
+        outputs = {id(tensor): tensor for tensor in _tensors_in(result)}
+        return tuple({**outputs, **self.made}.values()) or tensors[:1]
 
     def materialize(self) -> None:
         """Run once when lazy modules still have to learn their sizes."""
@@ -87,7 +94,7 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, Mapping):
         for item in value.values():
             yield from _tensors_in(item)
-    elif isinstance(value, (list, tuple)):
+    elif isinstance(value, (list, tuple, types.GeneratorType)):
         for item in value:
             yield from _tensors_in(item)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):

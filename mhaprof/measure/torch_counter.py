@@ -9,10 +9,15 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 from torch.utils import flop_counter
 from torch.utils.flop_counter import FlopCounterMode
 
 from mhaprof.measure.meta_mode import MetaMode, kind_of
+from mhaprof.measure.torch_private import is_composite
 from mhaprof.units import FLOPS_PER_MAC
 
 _aten = torch.ops.aten
@@ -104,18 +109,55 @@ def _is_whole(func: Any) -> bool:
     return (
         isinstance(func, overload)
         and func._schema.name.partition("::")[0] != "prim"
-        and torch._C.DispatchKey.CompositeImplicitAutograd not in func.py_kernels
-        and not torch._C._dispatch_has_kernel_for_dispatch_key(
-            func.name(), torch._C.DispatchKey.CompositeImplicitAutograd
-        )
+        and not is_composite(func)
         and func._overloadpacket not in _QUERIES
     )
+
+
+class _ModuleTracker:
+    """The modules that are running, by torch's names (``Root.child``), without hooks of autograd.
+
+    torch's own tracker hooks into the gradients of what goes into a module, which
+    fails on views of parameters that were made without gradients.
+    """
+
+    def __init__(self) -> None:
+        self.parents = {"Global"}
+        self._names: dict[int, str] = {}
+        self._running: list[str] = []
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> None:
+        self._handles = [
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+        ]
+
+    def __exit__(self, *error: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _enter(self, module: Any, inputs: Any) -> None:
+        if id(module) not in self._names:
+            root = type(module).__name__
+            for name, child in module.named_modules(remove_duplicate=False):
+                self._names.setdefault(id(child), f"{root}.{name}" if name else root)
+        self._running.append(self._names[id(module)])
+        self.parents = {"Global", *self._running}
+
+    def _leave(self, module: Any, inputs: Any, output: Any) -> None:
+        self._running.pop()
+        self.parents = {"Global", *self._running}
 
 
 class _LeanFlopCounterMode(FlopCounterMode):
     """FlopCounterMode that starts at once: same formulas, same counting."""
 
     _mode_class = _lean_mode()
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.mod_tracker: Any = _ModuleTracker()
 
     def __enter__(self) -> _LeanFlopCounterMode:
         self.flop_counts.clear()
