@@ -12,7 +12,7 @@ import hashlib
 import json
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from mhaprof.formulas import reference_macs
 from mhaprof.spec import AttentionSpec
@@ -71,11 +71,22 @@ def _all_fields(record: type[Record]) -> set[str]:
     return set(record.model_fields)
 
 
+def default_cache(device: str | None) -> Cache:
+    """Return the cache state that a device is measured in unless asked otherwise.
+
+    Accelerators cold: the next layer of a model finds other data in the L2.  A CPU hot:
+    last-level caches of hundreds of MiB are shared with other tenants, and flushing one
+    takes longer than most calls.
+    """
+    return "hot" if device == "cpu" else "cold"
+
+
 class Settings(Record):
     """The settings that change what a number means; part of a point's identity.
 
     ``device`` is ``cpu``, ``cuda``, ``cuda:N``, ``mps`` or ``xpu``, already resolved
-    from ``auto``; counting has none.  ``threads`` is for CPU rows alone.
+    from ``auto``; counting has none.  ``threads`` is for CPU rows alone.  ``cache`` that
+    is not given is the default of the device.
     """
 
     device: str | None = None
@@ -86,6 +97,13 @@ class Settings(Record):
     mode: Mode = "forward"
     compile: bool = False
     tf32: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_cache(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("cache") is None:
+            return given | {"cache": default_cache(given.get("device"))}
+        return given
 
 
 class Point(Record):

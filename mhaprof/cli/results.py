@@ -85,7 +85,8 @@ def emit(reader: Reader, out: Output, *, limit: int = DEFAULT_LIMIT, samples: bo
 def views(rows: Sequence[Row], *, total: int) -> list[View]:
     """Return the tables of stored rows: counts where they were counted, times where timed."""
     named = list(_with_rounds(rows))
-    counted = [row for row in named if row.get("fvcore_flops") or row.get("torch_macs")]
+    traced = any(row.get("fvcore_flops") or row.get("torch_macs") for row in named)
+    counted = [row for row in named if traced and row.get("macs") is not None]
     timed = [row for row in named if row.get("timer") is not None]
     rest = [row for row in named if row.get("macs") is None]
     tables: list[View] = []

@@ -17,7 +17,7 @@ from mhaprof.point.options import (
     DEFAULT_PRECISION,
     MeasureOptions,
 )
-from mhaprof.records import Cache, Dtype, Mode, Settings, TimerChoice
+from mhaprof.records import Cache, Dtype, Mode, Settings, TimerChoice, default_cache
 
 DEVICES = "auto|cpu|cuda|cuda:N|mps|xpu"
 PANEL = "Timing"
@@ -33,7 +33,7 @@ def settings_of(
     threads as affinity and cgroup quota allow.  ``resolve`` turns a device as it was
     given into one that is there; the default raises Unavailable where it is not.
     """
-    from mhaprof.measure.devices import default_cache, default_threads, resolve_device
+    from mhaprof.measure.devices import default_threads, resolve_device
 
     combined: list[Settings] = []
     axes = (

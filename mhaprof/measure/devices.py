@@ -278,16 +278,6 @@ def synchronize(device: str) -> None:
         torch.accelerator.synchronize()
 
 
-def default_cache(device: str) -> Cache:
-    """Return the cache state that a device is measured in unless asked otherwise.
-
-    Accelerators cold: the next layer of a model finds other data in the L2.  A CPU hot:
-    last-level caches of hundreds of MiB are shared with other tenants, and flushing one
-    takes longer than most calls.
-    """
-    return "hot" if device == "cpu" else "cold"
-
-
 def require_timer(device: str, wanted: TimerChoice) -> None:
     """Raise UsageError when a device has no such timer.
 

@@ -9,9 +9,14 @@ from typing import Any
 from mhaprof.report.tabular import Row
 from mhaprof.report.view import View, count, interval, number, status, text
 from mhaprof.spec import AttentionSpec
+from mhaprof.stats import median
 from mhaprof.units import format_bytes, format_percent, format_seconds
 
-SAME_PROBLEM = (*AttentionSpec.model_fields, "device", "dtype", "threads", "mode", "cache")
+SAME_PROBLEM = (
+    *AttentionSpec.model_fields,
+    *("device", "device_name", "torch", "dtype", "threads"),
+    *("mode", "cache", "timer", "compiled", "tf32"),
+)
 """The columns that have to be equal for two times to be compared."""
 
 
@@ -51,12 +56,25 @@ def latency_view(rows: Sequence[Row], *, title: str, compare: bool = True) -> Vi
     if any(row.get("peak_bytes") is not None for row in rows):
         columns.append(number("measured peak", "peak_bytes", format_bytes))
     columns.append(status())
-    notes = comparison_notes(rows) if compare else []
+    notes = [*(comparison_notes(rows) if compare else ()), *contention_advice(rows)]
     return View(title=title, columns=columns, rows=rows, notes=notes)
 
 
 def _rate(value: float) -> str:
     return f"{value:.4g}"
+
+
+def contention_advice(rows: Sequence[Row]) -> list[str]:
+    """Say what to do about times that other work disturbed, in one sentence."""
+    disturbed = [row for row in rows if "contended" in str(row.get("flags") or "")]
+    if not disturbed:
+        return []
+    advice = ["--replicates 5 (in a sweep --rounds 5) shows the spread of fresh processes"]
+    if any(row["device"] != "cpu" for row in disturbed):
+        advice.insert(0, "another --device may be free")
+    if any((row.get("threads") or 1) > 1 for row in disturbed):
+        advice.insert(0, "--threads 1 tells the time of one thread from the work of others")
+    return [f"{len(disturbed)} of {len(rows)} rows are contended: {'; '.join(advice)}."]
 
 
 def comparison_notes(rows: Sequence[Row]) -> list[str]:
@@ -66,7 +84,7 @@ def comparison_notes(rows: Sequence[Row]) -> list[str]:
     span; intervals that overlap are "not distinguishable".
     """
     notes = []
-    for name, group in _problems(rows).items():
+    for name, group in _problems(rows):
         if len(group) < 2:
             continue
         ordered = sorted(group, key=lambda row: row["latency_median_s"])
@@ -80,23 +98,47 @@ def comparison_notes(rows: Sequence[Row]) -> list[str]:
     return notes
 
 
-def _problems(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Group the timed rows of one problem under one name."""
-    groups: dict[str, list[Row]] = {}
-    labels: dict[str, str] = {}
+def _problems(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+    """Return each problem that was timed, with one row per implementation that ran it."""
+    groups: dict[str, dict[str, list[Row]]] = {}
     for row in rows:
-        if row.get("latency_median_s") is None:
-            continue
-        key = json.dumps([row.get(name) for name in SAME_PROBLEM], default=str)
-        groups.setdefault(key, []).append(row)
-        labels.setdefault(key, _label(row))
-    return {f"{labels[key]}": group for key, group in groups.items()}
+        if row.get("latency_median_s") is not None:
+            key = json.dumps([row.get(name) for name in SAME_PROBLEM], default=str)
+            groups.setdefault(key, {}).setdefault(row["implementation"], []).append(row)
+    problems = [[_joined(rounds) for rounds in group.values()] for group in groups.values()]
+    alike: dict[str, list[Row]] = {}
+    for group in problems:
+        alike.setdefault(_label(group[0]), []).append(group[0])
+    return [(_label(group[0], alike[_label(group[0])]), group) for group in problems]
 
 
-def _label(row: Row) -> str:
+def _joined(rounds: Sequence[Row]) -> Row:
+    """Join the times of one point, measured several times: the interval spans all of theirs."""
+    if len(rounds) == 1:
+        return rounds[0]
+    lows = [row.get("latency_ci_low_s") for row in rounds]
+    highs = [row.get("latency_ci_high_s") for row in rounds]
+    return {
+        **rounds[0],
+        "latency_median_s": median([row["latency_median_s"] for row in rounds]),
+        "latency_ci_low_s": None if None in lows else min(lows),
+        "latency_ci_high_s": None if None in highs else max(highs),
+    }
+
+
+def _label(row: Row, alike: Sequence[Row] = ()) -> str:
+    """Name a problem; of several that look ``alike``, by what tells them apart too."""
+    number = row.get("round")
+    name = row["name"] if number is None else row["name"].removesuffix(f", round {number + 1}")
     count = row.get("threads")
-    threads = "" if count is None else f", {count} thread{'' if count == 1 else 's'}"
-    return f"{row['name']} ({row['device']}, {row['dtype']}{threads})"
+    words = [row["device"], row["dtype"]]
+    words += [] if count is None else [f"{count} thread{'' if count == 1 else 's'}"]
+    words += [
+        f"{field}={row.get(field)}"
+        for field in SAME_PROBLEM
+        if len({str(other.get(field)) for other in alike}) > 1
+    ]
+    return f"{name} ({', '.join(words)})"
 
 
 def _against(fastest: Row, row: Row) -> str:

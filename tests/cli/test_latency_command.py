@@ -12,7 +12,7 @@ import torch
 from mhaprof.measure import sampling
 from mhaprof.measure.timers import WallTimer
 from mhaprof.records import Settings
-from mhaprof.report.times import comparison_notes
+from mhaprof.report.times import comparison_notes, contention_advice, latency_view
 
 SMALL = ("--batch", 1, "--tokens", 32, "--dim", 32, "--heads", 4, "--device", "cpu")
 QUICK = ("--threads", 1, "--samples", 5, "--max-time", 1, "--min-time", 0.001)
@@ -346,10 +346,10 @@ def test_a_timer_that_the_device_lacks_is_one_line(mhaprof: Any) -> None:
         assert len(ran.err.splitlines()) == 1
 
 
-def row(name: str, low: float, median: float, high: float) -> dict[str, Any]:
+def row(name: str, low: float, median: float, high: float, **more: Any) -> dict[str, Any]:
     return {
         "name": "p", "implementation": name, "device": "cpu", "dtype": "float32", "threads": 1,
-        "latency_median_s": median, "latency_ci_low_s": low, "latency_ci_high_s": high,
+        "latency_median_s": median, "latency_ci_low_s": low, "latency_ci_high_s": high, **more,
     }  # fmt: skip
 
 
@@ -367,3 +367,50 @@ def test_intervals_that_overlap_are_not_distinguishable() -> None:
 
 def test_one_implementation_is_not_compared() -> None:
     assert comparison_notes([row("a", 0.9, 1.0, 1.1)]) == []
+
+
+@pytest.mark.parametrize(
+    ("field", "one", "other"),
+    [
+        ("device", "cpu", "cuda"),
+        ("dtype", "float32", "bfloat16"),
+        ("threads", 1, 2),
+        ("mode", "forward", "backward"),
+        ("cache", "cold", "hot"),
+        ("compiled", False, True),
+        ("batch", 1, 2),
+        ("tokens", 64, 128),
+    ],
+)
+def test_settings_and_shapes_are_not_compared_as_if_they_were_implementations(
+    field: str, one: object, other: object
+) -> None:
+    apart = [row("sdpa", 1, 1, 1, **{field: one}), row("sdpa", 2, 2, 2, **{field: other})]
+    assert comparison_notes(apart) == []
+    apart += [row("eager", 3, 3, 3, **{field: one}), row("eager", 8, 8, 8, **{field: other})]
+    first, second = comparison_notes(apart)
+    assert "fastest is sdpa, 1 s; eager takes 3.00 times (3.00 .. 3.00)." in first
+    assert "fastest is sdpa, 2 s; eager takes 4.00 times (4.00 .. 4.00)." in second
+    assert first.partition(":")[0] != second.partition(":")[0]
+
+
+def test_rounds_of_one_point_are_joined_before_they_are_compared() -> None:
+    rounds = [
+        row(name, time - 0.1, time, time + 0.1, round=number, name=f"p, round {number + 1}")
+        for name, times in (("sdpa", (1.0, 1.2, 1.1)), ("eager", (2.0, 2.2, 2.4)))
+        for number, time in enumerate(times)
+    ]
+    assert comparison_notes(rounds[:3]) == []
+    assert comparison_notes(rounds) == [
+        "p (cpu, float32, 1 thread): fastest is sdpa, 1.1 s; "
+        "eager takes 2.00 times (1.46 .. 2.78)."
+    ]
+
+
+def test_contended_rows_come_with_advice() -> None:
+    rows = [row("a", 1, 1, 1, status="ok", flags="contended", threads=4), row("b", 1, 1, 1)]
+    (note,) = [note for note in latency_view(rows, title="").notes if "contended" in note]
+    assert note.startswith("1 of 2 rows are contended: --threads 1 ")
+    assert "--replicates 5" in note
+    assert contention_advice([{**rows[0], "threads": 1}])[0].count("--threads") == 0
+    assert contention_advice(rows[1:]) == []

@@ -166,8 +166,9 @@ def test_the_largest_cache_counts_as_the_last_level(tmp_path: Path) -> None:
 
 
 def test_a_cpu_is_hot_and_an_accelerator_cold_by_default() -> None:
-    assert devices.default_cache("cpu") == "hot"
-    assert devices.default_cache("cuda:1") == "cold"
+    assert Settings(device="cpu").cache == "hot"
+    assert Settings(device="cuda:1").cache == "cold"
+    assert Settings(device="cpu", cache="cold").cache == "cold"
 
 
 @pytest.mark.parametrize(("timer", "word"), [("graph", "CUDA graphs"), ("events", "--timer wall")])
