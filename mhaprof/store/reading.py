@@ -53,7 +53,8 @@ class Reader:
     """Read one result file; a context manager.
 
     Rows are those of the last plan; with ``every_plan`` those of earlier ones follow, and
-    a column ``plan`` tells them apart (last, earlier).  Raises UsageError when there is no such file, or it is damaged, newer or not ours.
+    a column ``plan`` tells them apart (last, earlier).  Raises UsageError when there is no
+    such file, or it is damaged, newer or not ours.
     """
 
     def __init__(self, path: Path, *, every_plan: bool = False) -> None:
@@ -239,9 +240,8 @@ class Reader:
 
     def results(self) -> Iterator[Result]:
         """Yield the full records, raw samples included, in the order of the plan."""
-        for (text,) in self._select(
-            f"SELECT results.result FROM results {self._joined('results')}"
-        ):
+        rest = self._joined("results")
+        for (text,) in self._select(f"SELECT results.result FROM results {rest}"):
             yield self._record(text)
 
     def _record(self, text: str) -> Result:
