@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mhaprof.cli.compare import BaseFile, Judging, JudgingFlags, NewFile, emit
+from mhaprof.cli.compare import BaseFile, Judging, JudgingFlags, NewFile, emit, load_sides
 from mhaprof.cli.options import option, takes
 from mhaprof.cli.output import Output, OutputFlags, check_writable, say, write_atomically
 from mhaprof.compare import Comparison, RunRows
@@ -28,7 +28,6 @@ from mhaprof.report.benchmarks import (
 from mhaprof.report.ci import SUMMARY_LIMIT, summary, workflow_commands
 from mhaprof.report.comparison import conclusion
 from mhaprof.report.junit import to_junit
-from mhaprof.report.runfile import load_baseline, load_run
 
 _OF_ROWS: Mapping[str, Callable[[Sequence[Row]], str]] = {
     "github_benchmark": github_benchmark,
@@ -93,12 +92,12 @@ ExportFlags = _ExportFlags()
 def gate(base: BaseFile, new: NewFile, *, judging: Judging, exports: Exports, out: Output) -> int:
     """Fail when a count, a status, a time or a peak became worse than in the baseline.
 
-    Exit codes: 0 fine, 1 regressed, 2 usage, 3 no baseline or not comparable,
+    Exit codes: 0 fine, 1 regressed, 2 usage, 3 no baseline, or nothing comparable,
     4 a point still fails, 5 inconclusive under --strict.  On GitHub Actions it
     also writes annotations and the job summary.
     """
-    candidate = load_run(new)
-    comparison = judging.judge(load_baseline(base), candidate)
+    baseline, candidate = load_sides(base, new)
+    comparison = judging.judge(baseline, candidate)
     exports.write(comparison, candidate.rows)
     update = _update_command(base, new, candidate)
     return conclude(comparison, out, title=f"gate: {base} -> {new}", update=update)

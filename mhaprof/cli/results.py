@@ -48,7 +48,8 @@ def results(
         missing, earlier = reader.missing(), reader.earlier()
     if missing:
         names = f"{', '.join(point.name for point in missing[:3])}{', ...' * (len(missing) > 3)}"
-        say(f"{len(missing)} planned points lack results ({names}); the same sweep command resumes")
+        lacks = "points lack" if len(missing) > 1 else "point lacks"
+        say(f"{len(missing)} planned {lacks} results ({names}); the same sweep command resumes")
     if earlier and not everything:
         say(earlier_rows(earlier))
     return EXIT_OK

@@ -288,8 +288,8 @@ def csv_line(values: Collection[Any]) -> str:
     # A plain line needs no quotes and is written as it is, in half the writer's time.
     if line and line.count(",") == len(cells) - 1 and not _SPECIAL.search(line):
         return line + "\n"
-    line = _csv_writer.writerow([csv_cell(value) for value in values])
-    return line
+    written: str = _csv_writer.writerow([csv_cell(value) for value in values])
+    return written
 
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")

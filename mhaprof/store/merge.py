@@ -31,9 +31,10 @@ def merge(paths: Sequence[Path], out: Path, *, allow_env_mismatch: Collection[st
     """Add the results of ``paths`` to ``out``, which is made if need be.
 
     The plan is then the union of their plans.  Merging again changes nothing.  A measured
-    result takes the place of a failed or skipped one.  Raises NotComparable, before anything is written, when two files
-    hold different measurements of one point and round, or when environments differ
-    in more than the keys of ``allow_env_mismatch`` (``all`` allows any).
+    result takes the place of a failed or skipped one.  Raises NotComparable, before
+    anything is written, when two files hold different measurements of one point and round,
+    or when environments differ in more than the keys of ``allow_env_mismatch`` (``all``
+    allows any).
     """
     if not paths:
         raise UsageError("nothing to merge: give at least one result file")

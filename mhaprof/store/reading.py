@@ -246,9 +246,8 @@ class Reader:
 
     def results(self) -> Iterator[Result]:
         """Yield the full records, raw samples included, in the order of the plan."""
-        for (text,) in self._select(
-            f"SELECT results.result FROM results {self._joined('results')}"
-        ):
+        rest = self._joined("results")
+        for (text,) in self._select(f"SELECT results.result FROM results {rest}"):
             yield self._record(text)
 
     def _record(self, text: str) -> Result:
