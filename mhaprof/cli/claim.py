@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mhaprof import paper
-from mhaprof.cli.claim_times import add_times
+from mhaprof.cli.claim_times import time_cases
 from mhaprof.cli.options import takes
 from mhaprof.cli.output import Output, OutputFlags, say
 from mhaprof.errors import EXIT_FINDING, EXIT_OK, UsageError
@@ -54,12 +54,13 @@ def claim(
     }
     verdict = paper.judge(points, counted)
     disagree = any(row["status"] != "ok" for row in rows)
-    notes = list(verdict.sentences)
+    views = [_view(rows, verdict.sentences)]
     if latency:
-        notes += add_times(rows, points, device=device)
+        timed, table = time_cases(points, device=device)
+        rows, views = [*rows, *timed], [*views, table]
     for note in findings_notes(rows):
         say(note)
-    out.emit(rows, [_view(rows, notes)], claim={"holds": verdict.holds and not disagree})
+    out.emit(rows, views, claim={"holds": verdict.holds and not disagree})
     return EXIT_OK if verdict.holds and not disagree else EXIT_FINDING
 
 

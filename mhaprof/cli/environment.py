@@ -54,18 +54,12 @@ def env(
 
 def _calibrate(device: str, threads: int | None) -> None:
     """Measure the device's peaks and keep them in the user's cache folder."""
-    from mhaprof.measure import conditions
     from mhaprof.measure.calibrate import calibrate
     from mhaprof.measure.devices import default_threads, device_name
     from mhaprof.roofline import save_calibrated
 
     count = (threads or default_threads()) if device == "cpu" else None
-    before = conditions.cpu_state()
     peaks = calibrate(device, threads=count, progress=lambda what: say(f"measuring {what}"))
-    if count is not None:
-        shared = conditions.contention(before, conditions.cpu_state(), threads=count)
-        if shared is not None:
-            say(f"the peaks may be too low, for {shared}; calibrate again on a quiet machine")
     try:
         file = save_calibrated(device_name(device), peaks, threads=count)
     except OSError as error:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from mhaprof.measure import devices
+from mhaprof.errors import Unavailable
+from mhaprof.measure import conditions, devices, load, nvidia
 from mhaprof.measure.sampling import StopRule, WarmUp, sample, warm_up
 from mhaprof.measure.timers import Call
 from mhaprof.roofline import Peaks
@@ -41,8 +42,10 @@ def calibrate(
     The rate is 2 n^3 FLOPs over the fastest of the samples of an n x n product, the
     bandwidth twice the buffer (read and written) over the fastest copy: a peak is the
     best that was seen.  A dtype that the device refuses is left out.  ``progress`` is
-    told what is measured next.
+    told what is measured next.  Raises Unavailable (code ``contended``) where other work
+    competed: peaks that are too low would make every time look good.
     """
+    before = conditions.cpu_state()
     n = size or (CPU_SIZE if device == "cpu" else ACCELERATOR_SIZE)
     rates = {}
     with devices.threads(threads if device == "cpu" else None), devices.current(device):
@@ -59,8 +62,25 @@ def calibrate(
         if progress is not None:
             progress("copy")
         bandwidth = _copy_bandwidth(device, copy_bytes)
+    shared = _competitor(device, before, threads or devices.default_threads())
+    if shared is not None:
+        raise Unavailable(
+            f"not calibrated, for the peaks would be too low: {shared}; calibrate again on a "
+            "quiet machine, or give --peak-tflops and --peak-gbps",
+            code="contended",
+        )
     where = devices.device_name(device)
     return Peaks(tflops=rates, gbps=bandwidth, source=f"calibrated on {where}", measured=True)
+
+
+def _competitor(device: str, before: conditions.CpuState, threads: int) -> str | None:
+    """Return the sentence that says what competed for the device, or None."""
+    if device == "cpu":
+        return conditions.contention(before, conditions.cpu_state(), threads=threads)
+    if not device.startswith("cuda"):
+        return None
+    with nvidia.reader(device) as read:
+        return load.flags_of(read() if read else None).get("contended")
 
 
 def _matmul_rate(device: str, name: str, n: int) -> float | None:

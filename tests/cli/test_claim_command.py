@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from mhaprof import formulas, paper
 from mhaprof.cli import claim_times
+from mhaprof.point import MeasureOptions
 from mhaprof.records import Latency, Measured, Point, Result, Skipped
 from mhaprof.spec import AttentionSpec
 
@@ -140,22 +142,39 @@ def made_up_times(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("made_up_times")
 def test_times_come_with_their_spread_and_what_has_none_says_why(mhaprof: Any) -> None:
     arguments = ("claim", "--latency", "--device", "cpu", "--dim", 8, "--tokens", 16, "--batch", 2)
-    rows = mhaprof(*arguments, "--format", "json").rows
+    rows = [row for row in mhaprof(*arguments, "--format", "json").rows if "timer" in row]
+    assert len(rows) == 16
     for row in rows:
-        low, high = row["latency_eager_ci_low_s"], row["latency_eager_ci_high_s"]
-        assert low < row["latency_eager_median_s"] == row["heads"] < high
-        assert row["latency_eager_ratio"] == row["heads"]
-        assert row["latency_eager_flags"] is None
-        refused = row["heads"] == 2
-        assert row["latency_sdpa_median_s"] == (None if refused else row["heads"])
-        assert row["latency_sdpa_flags"] == (None if refused else "contended")
+        refused = row["heads"] == 2 and row["implementation"] == "sdpa"
+        median = row["latency_median_s"]
+        assert median == row["latency_ratio"] == (None if refused else row["heads"])
+        assert row["flags"] == (
+            None if row["implementation"] == "eager" or refused else "contended"
+        )
     shown = mhaprof(*arguments).out
-    assert "eager, 95 % interval" in shown
     assert "900 ms .. 1.1 s" in shown
-    assert "Times: batch 2, float32, on " in shown
+    assert "Times of the cases: batch 2, float32, on " in shown
     assert "Not timed: 2 heads, W_O, sdpa: backend_unavailable: no two heads today." in shown
     assert "Of 16 times, 6 did not converge (their interval is wide)." in shown
     assert "Of 16 times, 6 were contended." in shown
+    assert "--replicates 5" in shown
+
+
+def test_counts_and_times_of_one_row_are_of_the_same_shape(
+    mhaprof: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick = functools.partial(MeasureOptions, samples=3, min_time_s=0.01)
+    monkeypatch.setattr(claim_times, "MeasureOptions", quick)
+    monkeypatch.setattr(claim_times, "CPU_MACS", 2 * (3 * 8 * 8 * 16 + 2 * 8 * 16 * 16))
+    arguments = ("claim", "--latency", "--device", "cpu", "--dim", 8, "--tokens", 16, "--batch", 7)
+    ran = mhaprof(*arguments, "--format", "json")
+    assert ran.code == 0
+    assert {row["batch"] for row in ran.rows if "timer" not in row} == {7}
+    timed = [row for row in ran.rows if "timer" in row]
+    assert {row["cache"] for row in timed} == {"hot"}
+    for row in timed:
+        one = (4 if row["out_proj"] else 3) * 8 * 8 * 16 + 2 * 8 * 16 * 16
+        assert (row["batch"], row["macs"]) == (2, 2 * one)
 
 
 def test_a_device_without_latency_is_refused(mhaprof: Any) -> None:

@@ -396,14 +396,13 @@ def test_settings_and_shapes_are_not_compared_as_if_they_were_implementations(
 
 def test_rounds_of_one_point_are_joined_before_they_are_compared() -> None:
     rounds = [
-        row(name, time - 0.1, time, time + 0.1, round=number, name=f"p, round {number + 1}")
+        row(name, time - 0.1, time, time + 0.1, round=number) | {"name": f"p, round {number + 1}"}
         for name, times in (("sdpa", (1.0, 1.2, 1.1)), ("eager", (2.0, 2.2, 2.4)))
         for number, time in enumerate(times)
     ]
     assert comparison_notes(rounds[:3]) == []
     assert comparison_notes(rounds) == [
-        "p (cpu, float32, 1 thread): fastest is sdpa, 1.1 s; "
-        "eager takes 2.00 times (1.46 .. 2.78)."
+        "p (cpu, float32, 1 thread): fastest is sdpa, 1.1 s; eager takes 2.00 times (1.46 .. 2.78)."
     ]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from mhaprof.measure import calibrate as module
-from mhaprof.measure import devices
+from mhaprof.measure import conditions, devices
 from mhaprof.measure.calibrate import calibrate
 from mhaprof.measure.sampling import StopRule, WarmUp
 
@@ -17,6 +17,7 @@ from mhaprof.measure.sampling import StopRule, WarmUp
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RULE", StopRule(min_samples=2, samples=3))
     monkeypatch.setattr(module, "WARM_UP", WarmUp(min_time_s=0.0, min_calls=1))
+    monkeypatch.setattr(conditions, "contention", lambda *_, **__: None)
 
 
 def test_a_cpu_has_rates_of_its_dtypes_and_a_bandwidth() -> None:

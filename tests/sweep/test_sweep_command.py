@@ -53,6 +53,19 @@ def test_a_sweep_counts_everything_and_is_shown_by_results(mhaprof: Any) -> None
     assert shown.rows == ran.rows
 
 
+def test_what_only_the_closed_form_can_count_is_among_the_counts(mhaprof: Any) -> None:
+    Path("flex.yaml").write_text(
+        "defaults: {batch: 1, tokens: 16, dim: 32, heads: 2, implementations: [eager, flex]}\n"
+        "points: [{name: small}]\nreference: false\nmeasure: [flops, latency]\nversion: 1\n"
+        "settings: {device: cpu, threads: 1, samples: 3, min_time: 0.01, max_time: 0.02}\n"
+    )
+    ran = mhaprof("sweep", "flex.yaml", "--inline", "--format", "markdown")
+    assert ran.code == 0
+    counts = ran.out.partition("Operations of one forward pass")[2]
+    assert "| small | eager |" in counts
+    assert "| small | flex |" in counts
+
+
 def test_a_timed_sweep_runs_in_a_worker_resumes_and_exports_its_samples(mhaprof: Any) -> None:
     first = mhaprof("sweep", "times.yaml", "--out", "t.sqlite", "--format", "json")
     assert first.code == 0
