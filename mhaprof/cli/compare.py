@@ -110,8 +110,11 @@ def compare(base: BaseFile, new: NewFile, *, judging: Judging, out: Output) -> i
 
 def emit(comparison: Comparison, out: Output, *, title: str, everything: bool) -> None:
     """Write a comparison in the format asked for; sentences alone where no row is shown."""
-    view = view_of(comparison, title=title, everything=everything)
-    if out.format in ("table", "markdown") and not view.rows:
-        out.write("\n".join([title, *view.notes]) + "\n")
+    if not out.has_views:
+        out.emit(rows_of(comparison), [], **document_of(comparison))
         return
-    out.emit(rows_of(comparison), [view], **document_of(comparison))
+    view = view_of(comparison, title=title, everything=everything)
+    if view.rows:
+        out.emit([], [view])
+    else:
+        out.write("\n".join([title, *view.notes]) + "\n")

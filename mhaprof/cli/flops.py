@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -151,7 +151,7 @@ def flops(
         [*rows, *own.rows],
         [*_views(rows, breakdown=breakdown), *own.views] if out.has_views else [],
         texts=list(explained.values()),
-        **({"explanations": explained} if explain else {}),
+        **(dict[str, Any](explanations=explained) if explain else {}),
     )
     for note in [*findings_notes(rows), *own.notes]:
         say(note)

@@ -9,9 +9,10 @@ import errno
 import inspect
 import io
 import os
+import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,10 @@ from mhaprof.report.tabular import Row
 from mhaprof.report.view import View
 
 FORMATS = ("table", "json", "csv", "markdown")
+
+
+IN_MEMORY = 16 * 2**20
+"""Characters of output that are made in memory; what is longer is made in a file."""
 
 
 def say(message: str) -> None:
@@ -57,15 +62,19 @@ class Output:
         views: Sequence[View],
         *,
         texts: Sequence[str] = (),
+        whole: bool = False,
         **extra: Any,
     ) -> None:
         """Write the rows (json, csv) or the views (table, markdown).
 
+        Of a long view the first and last rows are written, unless ``whole``.
         ``texts`` are fixed-width texts below the tables; ``extra`` goes into the JSON
         document beside the rows.
         """
+        if not whole:
+            views = [view.shortened(table.LONG) for view in views]
         if self.format == "json":
-            self.write(tabular.to_json(rows, **extra))
+            self.stream(lambda: tabular.json_chunks(rows, **extra))
         elif self.format == "csv":
             self.write(tabular.to_csv(rows))
         elif self.format == "markdown":
@@ -81,21 +90,33 @@ class Output:
             self.write("\n".join([_drawn(views), *texts]))
 
     def write(self, text: str) -> None:
-        """Write text to the file, atomically, or to stdout.
+        """Write text as ``stream`` does."""
+        self.stream(lambda: [text])
 
-        A file that cannot be written loses nothing: the text goes to stdout.
+    def stream(self, chunks: Callable[[], Iterable[str]]) -> None:
+        """Write chunks of text to the file, atomically, or to stdout once all are made.
+
+        A file that cannot be written loses nothing: the text, made again, goes to stdout.
         """
         if self.path is None:
-            sys.stdout.write(text)
-            sys.stdout.flush()
+            _to_stdout(chunks())
             return
         try:
-            write_atomically(self.path, text)
+            write_atomically(self.path, chunks())
         except OSError as error:
-            sys.stdout.write(text)
+            _to_stdout(chunks())
             raise UsageError(
                 f"--output {self.path}: {error.strerror or error}; wrote to standard output instead"
             ) from error
+
+
+def _to_stdout(chunks: Iterable[str]) -> None:
+    """Write all chunks, or none where making one fails: an error's document stands alone."""
+    with tempfile.SpooledTemporaryFile(IN_MEMORY, "w+", encoding="utf-8", newline="") as made:
+        made.writelines(chunks)
+        made.seek(0)
+        shutil.copyfileobj(made, sys.stdout)
+    sys.stdout.flush()
 
 
 def _drawn(views: Sequence[View]) -> str:
@@ -108,22 +129,23 @@ def _drawn(views: Sequence[View]) -> str:
     return buffer.getvalue()
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace ``path`` by ``text`` so that a reader sees the old file or the new one.
+def write_atomically(path: Path, text: str | Iterable[str]) -> None:
+    """Replace ``path`` by text or its chunks: a reader sees the old file or the new one.
 
     A link goes on naming its file, which is replaced.  What is no regular file (a device,
     a pipe) is written to: replacing it would destroy it.
     """
+    chunks = [text] if isinstance(text, str) else text
     if _is_special(path):
         with path.open("w", encoding="utf-8", newline="") as sink:
-            sink.write(text)
+            sink.writelines(chunks)
         return
     path = path.resolve()
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     temporary = Path(name)
     try:
         with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
+            file.writelines(chunks)
             file.flush()
             os.fsync(file.fileno())
         temporary.chmod(0o666 & ~_umask())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -17,7 +15,7 @@ from mhaprof.cli.options import takes
 from mhaprof.cli.output import FORMATS, Output, OutputGroup, say
 from mhaprof.errors import EXIT_OK, MissingExtra, UsageError
 from mhaprof.records import RAW_FIELDS, Measured
-from mhaprof.report.tabular import CsvLines, Row, csv_cell
+from mhaprof.report.tabular import Row, csv_line, json_chunks, jsonl_chunks
 from mhaprof.report.times import latency_view
 from mhaprof.report.view import View
 from mhaprof.report.views import counts_view
@@ -35,6 +33,9 @@ def results(
     limit: Annotated[
         int, typer.Option(min=0, metavar="N", help="rows that a table shows at most (0: all)")
     ] = DEFAULT_LIMIT,
+    everything: Annotated[
+        bool, typer.Option("--all", help="leave no row out of a table, however long")
+    ] = False,
     samples: Annotated[
         bool, typer.Option("--samples", help="add the raw samples (json and jsonl)")
     ] = False,
@@ -43,7 +44,7 @@ def results(
 ) -> int:
     """Show or export a result file: one row per point and round, in the planned order."""
     with Reader(file) as reader:
-        emit(reader, out, limit=limit, samples=samples)
+        emit(reader, out, limit=0 if everything else limit, samples=samples)
         missing = reader.missing()
     if missing:
         say(f"{missing} planned points have no result yet; the same sweep command resumes")
@@ -57,16 +58,20 @@ def emit(reader: Reader, out: Output, *, limit: int = DEFAULT_LIMIT, samples: bo
     if out.format == "parquet":
         _write_parquet(reader.path, out.path)
     elif out.format == "csv":
-        out.write(_csv(reader))
+        out.stream(lambda: _csv(reader))
     elif out.format in ("json", "jsonl"):
-        rows = _with_samples(reader) if samples else reader.rows()
-        if out.format == "jsonl":
-            out.write("".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
-        else:
-            out.emit(list(rows), [], **_environments(reader))
+        chunks = jsonl_chunks if out.format == "jsonl" else json_chunks
+        extra = {} if out.format == "jsonl" else _environments(reader)
+        out.stream(lambda: chunks(_with_samples(reader) if samples else reader.rows(), **extra))
     else:
-        shown = list(reader.rows(limit=limit or -1))
-        out.emit(shown, views(shown, total=reader.count()))
+        total = reader.count()
+        if limit and total > limit:
+            first = -(-limit // 2)
+            shown = list(reader.rows(limit=first))
+            shown += reader.rows(limit=limit - first, skip=total - limit + first)
+        else:
+            shown = list(reader.rows())
+        out.emit([], views(shown, total=total), whole=True)
 
 
 def views(rows: Sequence[Row], *, total: int) -> list[View]:
@@ -82,7 +87,11 @@ def views(rows: Sequence[Row], *, total: int) -> list[View]:
         title = "Operations of one forward pass, dense"
         tables.append(counts_view(counted if timed else named, title=title))
     if total > len(rows):
-        more = f"{total - len(rows)} more rows: --limit 0 shows all."
+        first = -(-len(rows) // 2)
+        more = (
+            f"{total - len(rows)} more rows between the first {first} and the last "
+            f"{len(rows) - first}: --all shows them, --format csv or jsonl writes them."
+        )
         tables[-1] = replace(tables[-1], notes=[*tables[-1].notes, more])
     return tables
 
@@ -118,15 +127,12 @@ def _with_samples(reader: Reader) -> Iterator[Row]:
         yield {**row, **{name: raw.get(name) for name in RAW_FIELDS}}
 
 
-def _csv(reader: Reader) -> str:
-    """Return all rows as CSV, as ``tabular.to_csv`` writes them, without a dict each."""
+def _csv(reader: Reader) -> Iterator[str]:
+    """Yield all rows as CSV, as ``tabular.to_csv`` writes them, without a dict each."""
     columns = reader.columns()
-    buffer = io.StringIO()
-    writer = csv.writer(CsvLines(buffer))
-    writer.writerow(map(csv_cell, columns))
+    yield csv_line(columns)
     for values in reader.tuples(columns):
-        writer.writerow(map(csv_cell, values))
-    return buffer.getvalue()
+        yield csv_line(values)
 
 
 def _write_parquet(source: Path, target: Path | None) -> None:

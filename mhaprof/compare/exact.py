@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, TypeGuard
 
 from mhaprof.compare.policy import BytesRule, ExactRule
@@ -77,8 +78,12 @@ def _quotient(new: int, base: int) -> float | None:
 
 def stages_of(*rows: Row) -> list[str]:
     """Return the columns of all stages that any of the rows has."""
-    names = (name for row in rows for name in row if name.startswith("macs_"))
-    return [name for name in dict.fromkeys(names) if name != "macs_exact"]
+    return list(dict.fromkeys(name for row in rows for name in _stages_in(tuple(row))))
+
+
+@lru_cache(maxsize=64)
+def _stages_in(columns: tuple[str, ...]) -> list[str]:
+    return [name for name in columns if name.startswith("macs_") and name != "macs_exact"]
 
 
 def _stages(base: Row, new: Row) -> list[str]:

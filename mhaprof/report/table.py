@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 PIPE_WIDTH = 4000
 """Columns to draw into when nobody's terminal limits them: nothing is folded in a pipe."""
 
+LONG = 500
+"""The most rows that rich lays out, at more than a millisecond each."""
+
 FOLD = 14
 """The longest word of a text column that is kept whole when room is short."""
 
@@ -25,25 +28,34 @@ def render(view: View, console: Console) -> None:
 
     A table with lines; one without; one without the columns that are the same in every
     row, which are said once; row by row a list of its cells.  Titles are wrapped and words
-    folded to make it fit; a number stays whole, on one line.
+    folded to make it fit; a number stays whole, on one line.  Of more than ``LONG`` rows
+    each is one line, however wide.
     """
     from rich.text import Text
 
     cells = view.cells()
     whole = _Grid(columns=view.columns, cells=cells)
     console.print(Text(view.title, style="italic"))
+    if len(cells) > LONG:
+        _write_lines(whole, console)
+    else:
+        _lay_out(whole, view.rows, console)
+    for note in view.notes:
+        console.print(Text(note))
+
+
+def _lay_out(whole: _Grid, rows: Sequence[Row], console: Console) -> None:
+    from rich.text import Text
+
     for grid, lined in ((whole, True), (whole, False), (whole.varying(), False)):
         overhead = 3 * len(grid.columns) + 1 if lined else len(grid.columns) - 1
         widths = grid.fitted(console.width - overhead)
         if widths is not None:
             if grid.same:
                 console.print(Text(f"In every row: {', '.join(grid.same)}."))
-            _print_table(grid, view.rows, widths, console, lined=lined)
-            break
-    else:
-        _print_lists(whole, view.rows, console)
-    for note in view.notes:
-        console.print(Text(note))
+            _print_table(grid, rows, widths, console, lined=lined)
+            return
+    _print_lists(whole, rows, console)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +131,22 @@ def _print_table(
         style = _style(row.get("status"), row.get("role"))
         table.add_row(*(Text(cell) for cell in cells), style=style)
     console.print(table)
+
+
+def _write_lines(grid: _Grid, console: Console) -> None:
+    """Write a long table line by line, each cell whole, however wide the console is."""
+    from rich.cells import cell_len
+
+    lines = [[column.title for column in grid.columns], *grid.cells]
+    widths = [_longest(cells) for cells in zip(*lines, strict=True)]
+    right = [column.numeric for column in grid.columns]
+    for cells in lines:
+        padded = (
+            gap + cell if numeric else cell + gap
+            for cell, width, numeric in zip(cells, widths, right, strict=True)
+            for gap in [" " * (width - cell_len(cell))]
+        )
+        console.file.write("  ".join(padded).rstrip() + "\n")
 
 
 def _print_lists(grid: _Grid, rows: Sequence[Row], console: Console) -> None:

@@ -10,7 +10,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mhaprof import formulas
@@ -213,21 +213,30 @@ def _add_latency(row: Row, latency: Latency, counts: Counts | None) -> None:
         row["tflops_per_s_exact"] = tflops_per_s(exact, summary.median)
 
 
-def to_json(
+def to_json(rows: Iterable[Row], **extra: Any) -> str:
+    """Return the document of ``json_chunks`` as one text."""
+    return "".join(json_chunks(rows, **extra))
+
+
+def json_chunks(
     rows: Iterable[Row],
     *,
     environment: Environment | None = None,
     environment_after: Environment | None = None,
     **extra: Any,
-) -> str:
-    """Return ``{"schema_version": 1, "rows": [...]}`` with what else was given."""
+) -> Iterator[str]:
+    """Yield ``{"schema_version": 1, ..., "rows": [...]}``, one row a line."""
     document: dict[str, Any] = {"schema_version": SCHEMA_VERSION, **extra}
     if environment is not None:
         document["environment"] = environment.model_dump()
     if environment_after is not None:
         document["environment_after"] = environment_after.model_dump()
-    document["rows"] = list(rows)
-    return json.dumps(document, indent=2, allow_nan=False) + "\n"
+    yield json.dumps(document, indent=2, allow_nan=False)[:-2] + ',\n  "rows": ['
+    between = "\n    "
+    for row in rows:
+        yield between + json.dumps(row, allow_nan=False)
+        between = ",\n    "
+    yield "]\n}\n" if between == "\n    " else "\n  ]\n}\n"
 
 
 def to_csv(rows: Sequence[Row]) -> str:
@@ -235,8 +244,7 @@ def to_csv(rows: Sequence[Row]) -> str:
     columns = columns_of(rows)
     commas = len(columns) - 1
     buffer = io.StringIO()
-    writer = csv.writer(CsvLines(buffer))
-    writer.writerow(map(csv_cell, columns))
+    buffer.write(csv_line(columns))
     for row in rows:
         values = row.values() if list(row) == columns else [row.get(name) for name in columns]
         line = ",".join(["" if value is None else str(value) for value in values])
@@ -244,13 +252,18 @@ def to_csv(rows: Sequence[Row]) -> str:
         if line and line.count(",") == commas and not _SPECIAL.search(line):
             buffer.write(line + "\n")
         else:
-            writer.writerow([csv_cell(value) for value in values])
+            buffer.write(csv_line(values))
     return buffer.getvalue()
 
 
 def to_jsonl(rows: Iterable[Row]) -> str:
     """Return one JSON object a line."""
-    return "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+    return "".join(jsonl_chunks(rows))
+
+
+def jsonl_chunks(rows: Iterable[Row]) -> Iterator[str]:
+    """Yield one JSON object a line."""
+    return (json.dumps(row, allow_nan=False) + "\n" for row in rows)
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -261,18 +274,23 @@ def columns_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(columns) or list(COLUMNS)
 
 
-class CsvLines:
-    """Take the lines of ``csv.writer`` and end them with a line feed alone.
+class _CsvLine:
+    """Return the lines of ``csv.writer``, ended by a line feed alone.
 
     The writer quotes a carriage return only where it ends its lines with one.
     """
 
-    def __init__(self, target: io.StringIO) -> None:
-        self._target = target
+    def write(self, line: str) -> str:
+        return line.removesuffix("\r\n") + "\n"
 
-    def write(self, line: str) -> int:
-        """Write one line."""
-        return self._target.write(line.removesuffix("\r\n") + "\n")
+
+_csv_writer = csv.writer(_CsvLine())
+
+
+def csv_line(values: Iterable[Any]) -> str:
+    """Return one line of CSV, every cell safe in a spreadsheet."""
+    line: str = _csv_writer.writerow([csv_cell(value) for value in values])
+    return line
 
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")

@@ -6,7 +6,7 @@ One ``View`` is drawn by ``table.py`` (rich, for terminals) and ``markdown.py``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mhaprof.errors import printable
@@ -31,6 +31,19 @@ class View:
     columns: Sequence[Column]
     rows: Sequence[Row]
     notes: Sequence[str] = field(default_factory=tuple)
+
+    def shortened(self, limit: int) -> View:
+        """Return the first and the last rows, ``limit`` in all, and a note of what is left out."""
+        left_out = len(self.rows) - limit
+        if left_out <= 0:
+            return self
+        half = limit // 2
+        note = (
+            f"{left_out} more rows between the first {half} and the last {limit - half}: "
+            "--format csv or json writes them all."
+        )
+        rows = [*self.rows[:half], *self.rows[half + left_out :]]
+        return replace(self, rows=rows, notes=[note, *self.notes])
 
     def cells(self) -> list[list[str]]:
         """Return the worded cells, row by row."""

@@ -133,13 +133,15 @@ class Reader:
         numbers = next(self._select(f"SELECT {counts} FROM rows"))
         return {name for name, number in zip(columns, numbers, strict=True) if number}
 
-    def raw_tuples(self, columns: Sequence[str], *, limit: int = -1) -> Iterator[tuple[Any, ...]]:
+    def raw_tuples(
+        self, columns: Sequence[str], *, limit: int = -1, skip: int = 0
+    ) -> Iterator[tuple[Any, ...]]:
         """Yield identity, round and the columns as SQLite has them, in planned order."""
         selected = "".join(", rows." + quoted(name) for name in columns)
         order = _ORDER.format(table="rows")
-        query = f"SELECT rows.identity, rows.round{selected} FROM rows {order} LIMIT ?"
+        query = f"SELECT rows.identity, rows.round{selected} FROM rows {order} LIMIT ? OFFSET ?"
         self._check_numbers(columns)
-        return self._select(query, [limit])
+        return self._select(query, [limit, skip])
 
     def _check_numbers(self, columns: Sequence[str]) -> None:
         """Raise UsageError for text where a number belongs: SQLite stores either."""
@@ -172,7 +174,9 @@ class Reader:
             "restore a copy or give another file"
         )
 
-    def tuples(self, columns: Sequence[str], *, limit: int = -1) -> Iterator[tuple[Any, ...]]:
+    def tuples(
+        self, columns: Sequence[str], *, limit: int = -1, skip: int = 0
+    ) -> Iterator[tuple[Any, ...]]:
         """Yield rows as tuples in the order of the plan; ``limit`` < 0 yields all."""
         convert = [
             (place, name)
@@ -181,7 +185,7 @@ class Reader:
         ]
         places = {name: place for place, name in enumerate(columns)}
         exact = self.big_integers()
-        for identity, number, *values in self.raw_tuples(columns, limit=limit):
+        for identity, number, *values in self.raw_tuples(columns, limit=limit, skip=skip):
             try:
                 for place, name in convert:
                     values[place] = from_sql(name, values[place])
@@ -192,10 +196,12 @@ class Reader:
                     values[places[name]] = value
             yield tuple(values)
 
-    def rows(self, *, limit: int = -1) -> Iterator[dict[str, Any]]:
-        """Yield rows as dicts in the order of the plan; ``limit`` < 0 yields all."""
-        columns = self.columns()
-        for values in self.tuples(columns, limit=limit):
+    def rows(
+        self, columns: Sequence[str] | None = None, *, limit: int = -1, skip: int = 0
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the rows of ``tuples`` as dicts, of all columns unless some are named."""
+        columns = self.columns() if columns is None else columns
+        for values in self.tuples(columns, limit=limit, skip=skip):
             yield dict(zip(columns, values, strict=True))
 
     def big_integers(self) -> Mapping[tuple[str, int], dict[str, int]]:

@@ -195,3 +195,28 @@ def test_100000_points_load_about_as_fast_as_pandas_itself_and_within_1_gb(large
     assert max(load_gb, show_gb) <= 1.0
     assert load_s <= 1.5 * pandas_s
     assert show_s <= pandas_s
+
+
+@pytest.mark.parametrize(
+    ("arguments", "most_gb"),
+    [
+        (["--format", "json"], 0.4),
+        (["--format", "jsonl"], 0.4),
+        (["--format", "csv"], 0.3),
+        (["--all"], 0.8),
+        (["--all", "--format", "markdown"], 0.8),
+    ],
+)
+def test_100000_points_are_written_in_every_format_within_800_mb(
+    arguments: list[str], most_gb: float, large: Path
+) -> None:
+    """The peer is pandas, which reads the same rows and writes nothing."""
+    code = (
+        "from mhaprof.cli.app import run; "
+        f"code = run(['results', sys.argv[1], *{arguments!r}]); assert code == 0"
+    )
+    pandas_s = min(measured_process(PANDAS, large) for _ in range(2))[0]
+    taken_s, gb = min(measured_process(code, large) for _ in range(2))
+    print(f"\nresults {' '.join(arguments)}: {taken_s / pandas_s:.1f} x pandas, {gb:.2f} GB")
+    assert gb <= most_gb
+    assert taken_s <= 4 * pandas_s

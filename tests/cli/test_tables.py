@@ -124,3 +124,15 @@ def test_force_color_in_a_pipe_folds_nothing(fresh_mhaprof: Any) -> None:
     ran = fresh_mhaprof("flops", "--counter", "closed-form", env={"FORCE_COLOR": "1"})
     assert "FLOPs (fvcore, 1 MAC = 1)" in ran.out
     assert "60129542144" in ran.out
+
+
+def test_a_long_table_shows_its_first_and_last_rows_and_says_how_many_are_left_out() -> None:
+    rows = [{"name": f"row {number}"} for number in range(11)]
+    view = View(title="Rows", columns=[text("name", "name")], rows=rows, notes=["below"])
+    short = view.shortened(4)
+    assert [row["name"] for row in short.rows] == ["row 0", "row 1", "row 9", "row 10"]
+    assert list(short.notes) == [
+        "7 more rows between the first 2 and the last 2: --format csv or json writes them all.",
+        "below",
+    ]
+    assert view.shortened(11) is view

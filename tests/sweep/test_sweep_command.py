@@ -254,10 +254,15 @@ def test_parquet_goes_to_a_file_or_names_its_extra(
 def test_a_long_table_is_cut_and_says_so(mhaprof: Any) -> None:
     mhaprof("sweep", "counts.yaml", "--inline")
     shown = mhaprof("results", "results/counts.sqlite", "--limit", "2").out
-    assert "heads=1" in shown
-    assert "heads=2" not in shown
-    assert "3 more rows: --limit 0 shows all." in shown
-    assert "heads=4" in mhaprof("results", "results/counts.sqlite", "--limit", "0").out
+    whole = mhaprof("results", "results/counts.sqlite", "--all").out
+    names = [f"heads={heads}" for heads in (1, 2, 4)]
+    assert [name in whole for name in names] == [True] * 3
+    assert "one full head" in shown
+    assert [name in shown for name in names] == [False, False, True]
+    more = "3 more rows between the first 1 and the last 1: --all shows them"
+    assert more in shown
+    assert more not in whole
+    assert mhaprof("results", "results/counts.sqlite", "--limit", "0").out == whole
 
 
 def test_a_damaged_file_is_one_line_and_exit_2(mhaprof: Any) -> None:
