@@ -35,7 +35,8 @@ def count_modules(
     """
     if not modules:
         return ModuleReport(rows=[], views=[], notes=[], blocked=False)
-    rows, views, notes, faults, blocked = [], [], [], [], False
+    rows: list[Row] = []
+    views, notes, faults, blocked = [], [], [], False
     for asked in modules:
         name = asked.point.name
         try:

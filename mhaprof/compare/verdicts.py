@@ -165,7 +165,8 @@ class Comparison:
     def coverage(self) -> dict[Coverage, int]:
         """Count the points that were compared, skipped, or not compared; without references."""
         found = Counter(point.coverage for point in self.points if point.role != "reference")
-        return {"compared": 0, "skipped": 0} | dict(found)
+        counted: dict[Coverage, int] = {"compared": 0, "skipped": 0}
+        return {**counted, **found}
 
     @property
     def exit_code(self) -> int:
