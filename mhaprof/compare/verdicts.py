@@ -164,8 +164,9 @@ class Comparison:
 
     def coverage(self) -> dict[Coverage, int]:
         """Count the points that were compared, skipped, or not compared; without references."""
-        found = Counter(point.coverage for point in self.points if point.role != "reference")
-        return {"compared": 0, "skipped": 0} | dict(found)
+        counted: Counter[Coverage] = Counter({"compared": 0, "skipped": 0})
+        counted.update(point.coverage for point in self.points if point.role != "reference")
+        return dict(counted)
 
     @property
     def exit_code(self) -> int:
