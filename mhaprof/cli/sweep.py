@@ -41,6 +41,7 @@ from mhaprof.runners.inline import InlineRunner
 from mhaprof.runners.process import Lane
 from mhaprof.runners.worker import DEFAULT_TIMEOUT_S, WorkerRunner
 from mhaprof.store import Store
+from mhaprof.store.merge import PLAN_FACT
 from mhaprof.store.reading import Reader
 from mhaprof.sweep import drive, lanes_for
 from mhaprof.sweep.devices import named_device, pool_of
@@ -261,6 +262,7 @@ def _facts(plan: SweepPlan) -> dict[str, str]:
         "config": plan.text,
         "settings": json.dumps(plan.settings.model_dump(mode="json", exclude_none=True)),
         "rounds": str(plan.rounds),
+        PLAN_FACT: plan.digest,
         "mhaprof": __version__,
         "command": shlex.join(sys.argv[1:]),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ class SweepPlan:
     """What a sweep measures, and how: the file's settings with the flags' over them.
 
     ``not_timed`` names the modules that are counted, though times are asked for.
+    ``digest`` is that of the whole plan: shards of one have it in common.
     """
 
     name: str
@@ -43,6 +45,7 @@ class SweepPlan:
     entries: list[PlanEntry]
     settings: SettingsSection
     not_timed: Sequence[str]
+    digest: str
 
     @property
     def rounds(self) -> int:
@@ -103,6 +106,7 @@ def plan_sweep(config: Path | None, model: ModelChoice | None, asked: SweepReque
         options=options_of(section, allow_import=asked.allow_import),
         references=reference_points(specs) if loaded.reference and "flops" in what else (),
     )
+    identities = "".join(sorted(entry.identity for entry in entries))
     if asked.shard is not None:
         entries = [entry for entry in entries if asked.shard.has(entry.identity)]
     return SweepPlan(
@@ -111,6 +115,7 @@ def plan_sweep(config: Path | None, model: ModelChoice | None, asked: SweepReque
         entries=entries,
         settings=section,
         not_timed=list(modules) if "flops" in what and not counting else [],
+        digest=hashlib.sha256(identities.encode()).hexdigest()[:16],
     )
 
 

@@ -30,7 +30,7 @@ PLAN_COLUMN = "plan"
 _LAST = "coalesce(planned, 1) > 0"
 _ORDER = (
     "LEFT JOIN points ON points.identity = {table}.identity "
-    "WHERE {which} ORDER BY ordinal, {table}.identity, round"
+    "WHERE {which} ORDER BY planned = 0, ordinal, {table}.identity, round"
 )
 
 

@@ -10,6 +10,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from mhaprof.compare import RunRows, compare, preset
+from mhaprof.errors import NotComparable
 from mhaprof.store import load
 from mhaprof.store.reading import Reader
 
@@ -292,3 +294,59 @@ def test_a_changed_definition_that_costs_less_and_takes_longer_regresses(
     ran = gate(mhaprof, write_run("base.json", base), write_run("new.json", stages))
     assert ran.code == 1
     assert ("p01", "regressed", "rank_test") in reasons(ran)
+
+
+def test_fewer_macs_do_not_pay_for_a_larger_cache(
+    mhaprof: Any, write_run: Any, make_rows: Any
+) -> None:
+    rows = make_rows(seed=1, points=1)
+    new = [row | {"heads": 4, "macs": 10, "kv_cache_bytes": 512} for row in rows]
+    ran = gate(mhaprof, write_run("base.json", rows), write_run("new.json", new))
+    assert (ran.code, reasons(ran)[0]) == (1, ("p00", "regressed", "definition_changed"))
+
+
+def test_a_reference_is_no_point(mhaprof: Any, write_run: Any, make_rows: Any) -> None:
+    point, other = make_rows(seed=1, points=2)
+    reference = other | {"role": "reference"}
+    base = write_run("base.json", [point, reference])
+    policy = Path("p.yaml")
+    policy.write_text("version: 1\nstatus: {point_vanished: ignore}\n")
+    ran = gate(mhaprof, base, write_run("new.json", [reference]), "--policy", policy)
+    assert (ran.code, "0 compared, 0 skipped" in ran.err) == (3, True)
+    alone = write_run("alone.json", [reference])
+    assert gate(mhaprof, alone, base).code == 3
+
+
+def test_a_side_that_measured_nothing_is_no_base_in_process(make_rows: Any) -> None:
+    rows = make_rows(seed=1, points=2)
+    broken = [row | {"status": "failed", "reason": "error"} for row in rows]
+    with pytest.raises(NotComparable, match="no measured point"):
+        compare(RunRows(source="a", rows=broken), RunRows(source="b", rows=rows), preset("default"))
+
+
+def test_what_one_merged_file_plans_is_planned_though_another_gave_it_up(
+    mhaprof: Any, sweep: Any
+) -> None:
+    sweep(TWO)
+    Path("a.sqlite").write_bytes(Path("c.sqlite").read_bytes())
+    sweep("{name: a, kv_heads: 8}")
+    for order in (("a", "c"), ("c", "a")):
+        out = f"{''.join(order)}.sqlite"
+        ran = mhaprof("merge", *(f"{name}.sqlite" for name in order), "--out", out)
+        assert "the files come of 2 different plans: the plan is now their union" in ran.err
+        shown = mhaprof("results", out, "--format", "json")
+        assert sorted(row["kv_heads"] for row in shown.rows) == [2, 4, 8]
+
+
+def test_merging_a_new_plan_into_an_old_file_replaces_the_old_plan(
+    mhaprof: Any, sweep: Any
+) -> None:
+    sweep(TWO)
+    for _ in range(2):
+        assert mhaprof("merge", "c.sqlite", "--out", "all.sqlite").code == 0
+        assert len(mhaprof("results", "all.sqlite", "--format", "json").rows) == 2
+    sweep("{name: a, kv_heads: 8}")
+    assert mhaprof("merge", "c.sqlite", "--out", "all.sqlite").code == 0
+    ran = mhaprof("results", "all.sqlite", "--format", "json", "--all")
+    assert [(row["kv_heads"], row["plan"]) for row in ran.rows][0] == (8, "last")
+    assert len(mhaprof("results", "all.sqlite", "--format", "json").rows) == 1
