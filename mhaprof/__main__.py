@@ -17,14 +17,15 @@ Grids and imports make many objects and hardly a cycle: looking often costs a te
 
 def main() -> None:
     """Run the command line and exit with its code."""
-    _fill_standard_streams()
     signals.install()
     gc.set_threshold(COLLECT_AFTER)
     try:
+        _fill_standard_streams()
         from mhaprof.cli.app import run
-    except (ImportError, MemoryError, OSError) as error:
-        sys.exit(_not_loaded(error))
-    code = run(sys.argv[1:])
+
+        code = run(sys.argv[1:])
+    except (ImportError, MemoryError, OSError, SystemError) as error:
+        code = _not_loaded(error)
     signals.enter("importing")  # nothing is left to keep: a signal ends the process
     sys.exit(code)
 
@@ -45,7 +46,8 @@ def _not_loaded(error: Exception) -> int:
         raise error
     reason = str(error) or type(error).__name__
     if sys.stderr is not None:
-        print(f"mhaprof: cannot be loaded: {reason.splitlines()[0]}", file=sys.stderr)
+        line = f"cannot be loaded: {reason.splitlines()[0]}: a limit (`ulimit -a`), or the install"
+        print(f"mhaprof: {line}", file=sys.stderr)
     return 4
 
 

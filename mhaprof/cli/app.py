@@ -107,8 +107,8 @@ def _unexpected(arguments: Sequence[str], error: Exception) -> int:
         return _failed(arguments, f"{reason}: see `ulimit -a`", EXIT_POINT_FAILED)
     if isinstance(error, OSError) and error.errno in UNWRITABLE:
         abandon_stdout()
-        say(f"the output cannot be written: {error.strerror}; give --output FILE elsewhere")
-        return EXIT_USAGE
+        reason = f"the output cannot be written: {error.strerror}; give --output FILE elsewhere"
+        return _failed(arguments, reason, EXIT_USAGE)
     if os.environ.get("MHAPROF_TRACEBACK"):
         raise error
     message = f"internal error: {type(error).__name__}: {error}".splitlines()[0]

@@ -13,7 +13,7 @@ from typing import Any
 
 from mhaprof.cli.compare import BaseFile, Judging, JudgingFlags, NewFile, emit, load_sides
 from mhaprof.cli.options import option, takes
-from mhaprof.cli.output import Output, OutputFlags, check_writable, say, write_atomically
+from mhaprof.cli.output import Output, OutputFlags, check_writable, say, write_file
 from mhaprof.compare import Comparison, RunRows
 from mhaprof.compare.baseline import ROOT, baselines, slug
 from mhaprof.errors import UsageError
@@ -56,7 +56,7 @@ class Exports:
                 say(f"--github-benchmark {path} is not written: the candidate has no number")
                 continue
             text = to_junit(comparison) if name == "junit" else _OF_ROWS[name](rows)
-            write_atomically(path, text)
+            write_file(path, text, flag=f"--{name.replace('_', '-')}")
 
 
 class _ExportFlags:
@@ -98,9 +98,10 @@ def gate(base: BaseFile, new: NewFile, *, judging: Judging, exports: Exports, ou
     """
     baseline, candidate = load_sides(base, new)
     comparison = judging.judge(baseline, candidate)
-    exports.write(comparison, candidate.rows)
     update = _update_command(base, new, candidate)
-    return conclude(comparison, out, title=f"gate: {base} -> {new}", update=update)
+    code = conclude(comparison, out, title=f"gate: {base} -> {new}", update=update)
+    exports.write(comparison, candidate.rows)
+    return code
 
 
 def _update_command(base: Path, new: Path, candidate: RunRows) -> str | None:

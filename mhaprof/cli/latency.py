@@ -11,7 +11,7 @@ import typer
 from mhaprof.cli.exits import exit_code, in_turn
 from mhaprof.cli.model import ModelChoice, ModelFlags
 from mhaprof.cli.options import SpecFlags, takes
-from mhaprof.cli.output import Output, OutputFlags, check_writable, say, write_atomically
+from mhaprof.cli.output import Output, OutputFlags, check_writable, say, write_file
 from mhaprof.cli.planning import plan, points_of, versions_of
 from mhaprof.cli.progress import Bar
 from mhaprof.cli.timing_options import TimingFlags, options_of, settings_of
@@ -121,7 +121,8 @@ def latency(
     for note in [*findings_notes(rows), *_peak_notes(rows)]:
         say(note)
     if samples_out is not None:
-        write_atomically(samples_out, to_json(_with_samples(rows, results), **where))
+        samples = to_json(_with_samples(rows, results), **where)
+        write_file(samples_out, samples, flag="--samples-out")
     return exit_code(results)
 
 

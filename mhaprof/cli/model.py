@@ -97,10 +97,13 @@ def model(
         raise UsageError("model needs a config.json, hf:org/name or --preset NAME")
     plan = choice.plan({"tokens": tokens, "batch": batch, "phase": phase, "kv_tokens": kv_tokens})
     rows = model_rows(cost_of(plan, cache_dtype=cache_dtype))
-    signals.enter("writing")
-    for change in changes:
-        cost = cost_of(changed(plan, change), cache_dtype=change.cache_dtype or cache_dtype)
-        rows += model_rows(cost, what_if=change.text)
+    signals.enter("keeping")
+    try:
+        for change in changes:
+            cost = cost_of(changed(plan, change), cache_dtype=change.cache_dtype or cache_dtype)
+            rows += model_rows(cost, what_if=change.text)
+    except KeyboardInterrupt:
+        signals.interrupted()
     warn(plan, set())
     out.emit(rows, model_views(rows, notes=()), warnings=list(_notes(plan)))
     return EXIT_OK

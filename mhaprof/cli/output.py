@@ -186,6 +186,14 @@ def write_atomically(path: Path, text: str | Iterable[str]) -> None:
         raise
 
 
+def write_file(path: Path, text: str, *, flag: str) -> None:
+    """Write a file that goes with the data, atomically; raises UsageError that names it."""
+    try:
+        write_atomically(path, text)
+    except OSError as error:
+        raise UsageError(f"{flag} {path} is not written: {error.strerror or error}") from error
+
+
 def _is_special(path: Path) -> bool:
     """Say whether a path is there and neither a file nor a directory: ``/dev/null``."""
     return path.exists() and not path.is_file() and not path.is_dir()
