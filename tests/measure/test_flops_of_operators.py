@@ -11,6 +11,8 @@ import torch.nn.functional as F  # noqa: N812  (the name that everyone uses)
 from torch import nn
 
 from mhaprof.measure.flops import count_module
+from mhaprof.measure.fvcore_counter import HANDLES
+from mhaprof.measure.torch_counter import FORMULAS
 
 
 class Calls(nn.Module):
@@ -244,3 +246,30 @@ def test_without_fvcore_torch_counts_alone_and_says_so(monkeypatch):
     assert finding.code == "fvcore_missing"
     assert not finding.blocking
     assert "pip install fvcore" in finding.message
+
+
+def test_a_contracted_dimension_of_one_is_summed_before_the_product():
+    module = Calls(lambda m, a, b: torch.tensordot(a, b, ([1], [0])))
+    assert agreed(module, torch.zeros(3, 1), torch.zeros(5, 7)).macs == 3 * 7
+
+
+@pytest.mark.parametrize(("affine", "each"), [(True, 2), (False, 1)])
+def test_a_batch_norm_with_fixed_statistics_counts_its_weight_apart(affine, each):
+    norm = nn.BatchNorm1d(8, affine=affine).eval()
+    assert agreed(norm, torch.zeros(2, 8, 4)).elementwise == {"batch_norm": each * 64}
+
+
+def test_attention_whose_tokens_come_before_the_heads_counts_pairs_of_tokens():
+    sizes = (2, 3, 4, 8), (2, 5, 4, 8), (2, 5, 4, 16), (2, 3, 4, 16)
+    graph = torch._C.Graph()
+    values = [graph.addInput() for _ in sizes]
+    for value, size in zip(values, sizes, strict=True):
+        value.setType(torch._C.TensorType.create_from_tensor(torch.empty(size)))
+    counts = HANDLES["aten::_efficient_attention_forward"](values[:3], values[3:])
+    assert counts == {"sdpa": 2 * 4 * 3 * 5 * (8 + 16)}
+
+
+def test_the_values_of_attention_may_be_wider_than_its_queries():
+    name = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    macs = 2 * 3 * 5 * (8 + 16)
+    assert FORMULAS[name]((1, 2, 3, 8), (1, 2, 5, 8), (1, 2, 5, 16)) == 2 * macs
