@@ -42,7 +42,7 @@ def results(
     *,
     out: Output,
 ) -> int:
-    """Show or export a result file: one row per point and round of the last sweep's plan."""
+    """Show or export a result file: one row per point and round of the last plan."""
     with Reader(file, every_plan=everything) as reader:
         emit(reader, out, limit=0 if everything else limit, samples=samples)
         missing, earlier = reader.missing(), reader.earlier()

@@ -131,11 +131,11 @@ def test_the_claim_keeps_its_counts_and_the_times_so_far(start: Start) -> None:
     code, out, _ = stop_in(start, place, [*arguments, "--format", "json"], signal.SIGTERM)
     document = json.loads(out)
     assert (code, document["claim"]["holds"]) == (143, True)
-    first, *others = document["rows"]
-    assert first["latency_eager_median_s"] > 0
-    assert {row["latency_sdpa_median_s"] for row in document["rows"]} == {None}
-    assert {row["latency_eager_median_s"] for row in others} == {None}
-    assert all(row["macs"] for row in document["rows"])
+    timed = [row for row in document["rows"] if row.get("latency_median_s")]
+    assert [row["implementation"] for row in timed] == ["eager"]
+    counted = [row for row in document["rows"] if row["status"] == "ok"]
+    assert len(counted) > len(timed)
+    assert all(row["macs"] for row in counted)
 
 
 def test_times_are_kept_and_the_others_say_that_they_were_interrupted(start: Start) -> None:

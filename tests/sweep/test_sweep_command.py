@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import psutil
 import pytest
 
 from mhaprof.store import load
@@ -160,36 +156,14 @@ def test_the_driver_of_a_sweep_on_a_cpu_never_imports_torch() -> None:
     assert done.stdout.splitlines()[-1] == "130 False", done.stderr
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
-)
-def test_a_signal_keeps_what_was_measured_and_leaves_no_worker(
-    number: signal.Signals, code: int
-) -> None:
-    with sweeping_long("--format", "json") as process:
-        workers = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(number)
-        out, err = process.communicate(timeout=60)
-    assert process.returncode == code
-    assert b"to go: the same command resumes" in err
-    assert b"Traceback" not in err
-    measured = [row for row in json.loads(out)["rows"] if row["status"] == "ok"]
-    assert 1 <= len(measured) == stored("l.sqlite") < 1000
-    assert not Path("l.sqlite.lock").exists()
-    assert workers
-    assert not psutil.wait_procs(workers, timeout=10)[1]
-
-
-@contextmanager
-def sweeping_long(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Sweep many points; enter when the first is stored."""
+def test_ctrl_c_keeps_what_was_measured_and_exits_130() -> None:
     many = "sweep: {heads: [1, 2], batch: {range: [1, 200]}}"
     text = TIMES.replace("points: [{name: small, heads: 2}]", many).replace("batch: 1, ", "")
     Path("long.yaml").write_text(text)
     command = [sys.executable, "-m", "mhaprof", "sweep", "long.yaml", "--out", "l.sqlite"]
     # A shell's background job ignores SIGINT, and so would all that it starts.
     with subprocess.Popen(
-        [*command, *arguments],
+        command,
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
@@ -197,53 +171,14 @@ def sweeping_long(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
         try:
             while process.poll() is None and stored("l.sqlite") < 1:
                 time.sleep(0.05)
-            yield process
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=60)
         finally:
             process.kill()
-
-
-def test_a_result_file_that_is_deleted_underneath_ends_the_sweep_in_one_line() -> None:
-    with sweeping_long() as process:
-        Path("l.sqlite").unlink()
-        out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (4, b""), err
-    (line,) = err.decode().splitlines()
-    assert line.startswith("mhaprof: l.sqlite was deleted or replaced while it was written; ")
+    assert process.returncode == 130
+    assert "to go: the same command resumes" in err.decode()
+    assert 1 <= stored("l.sqlite") < 1000
     assert not Path("l.sqlite.lock").exists()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
-def test_a_full_disk_keeps_what_was_committed_and_the_same_command_resumes(mhaprof: Any) -> None:
-    Path("small").mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", "small"]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("this container mounts nothing")
-    try:
-        text = COUNTS.replace("[1, 2, 3, 4]", "{range: [1, 64]}")
-        Path("counts.yaml").write_text(text.replace("dim: 64", "head_dim: 8, dim: 64"))
-        line = ("sweep", "counts.yaml", "--out", "small/c.sqlite", "--inline", "--format", "json")
-        ran = mhaprof(*line)
-        assert (ran.code, ran.json["error"]["exit_code"]) == (4, 4)
-        assert "the disk of small/c.sqlite is full; what was committed is intact" in ran.err
-        before = stored("small/c.sqlite")
-        subprocess.run([*mount[:3], "-o", "remount,size=4m", "tmpfs", "small"], check=True)
-        assert mhaprof(*line).code == 0
-        assert 0 < before < stored("small/c.sqlite") == 65
-    finally:
-        subprocess.run(["umount", "small"], check=True)
-
-
-def test_a_read_only_file_or_folder_is_refused_before_anything_is_measured(
-    mhaprof: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert mhaprof("sweep", "counts.yaml", "--inline", "--out", "c.sqlite").code == 0
-    with sqlite3.connect("file:c.sqlite?mode=ro", uri=True) as reader:
-        monkeypatch.setattr("mhaprof.store.connection.sqlite3.connect", lambda *_, **__: reader)
-        ran = mhaprof("sweep", "counts.yaml", "--inline", "--out", "c.sqlite")
-    assert (ran.code, ran.out) == (2, "")
-    assert ran.err == (
-        "mhaprof: c.sqlite cannot be opened or written; check its folder's permissions\n"
-    )
 
 
 def stored(path: str) -> int:
