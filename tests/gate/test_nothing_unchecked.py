@@ -348,5 +348,5 @@ def test_merging_a_new_plan_into_an_old_file_replaces_the_old_plan(
     sweep("{name: a, kv_heads: 8}")
     assert mhaprof("merge", "c.sqlite", "--out", "all.sqlite").code == 0
     ran = mhaprof("results", "all.sqlite", "--format", "json", "--all")
-    assert [(row["kv_heads"], row["plan"]) for row in ran.rows][0] == (8, "last")
+    assert (ran.rows[0]["kv_heads"], ran.rows[0]["plan"]) == (8, "last")
     assert len(mhaprof("results", "all.sqlite", "--format", "json").rows) == 1
