@@ -1,9 +1,10 @@
-"""Every private name of torch that counting stands on, and what happens without it.
+"""The private names of torch that the meta mode and the copies stand on.
 
 Seen in torch 2.6, 2.8 and 2.13 (on the first two fvcore cannot trace convolutions on meta
-tensors: torch counts those alone, and a finding says so).  Each is looked up once; where
-one is missing, counting goes on with torch's own meta kernels or leaves that state to
-torch, as said beside it.
+tensors: torch counts those alone, and a finding says so).  What happens without one is
+said beside it.  The dispatch keys of the tracer and ``is_composite`` have no fallback yet:
+without the first fvcore fails with a finding, without the second counting raises.  The
+counters and the counting context use a few private names of their own.
 """
 
 from __future__ import annotations
@@ -100,6 +101,6 @@ def put_back(tensor: torch.Tensor, values: torch.Tensor, version: int) -> None:
 
 
 def is_composite(func: Any) -> bool:
-    """Tell whether an operator is made of others.  Without: all are decomposed by torch."""
+    """Tell whether an operator is made of others."""
     key = _C.DispatchKey.CompositeImplicitAutograd
     return key in func.py_kernels or _C._dispatch_has_kernel_for_dispatch_key(func.name(), key)

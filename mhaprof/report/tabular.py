@@ -250,11 +250,6 @@ def to_csv(rows: Sequence[Row]) -> str:
     return buffer.getvalue()
 
 
-def to_jsonl(rows: Iterable[Row]) -> str:
-    """Return one JSON object a line."""
-    return "".join(jsonl_chunks(rows))
-
-
 def jsonl_chunks(rows: Iterable[Row]) -> Iterator[str]:
     """Yield one JSON object a line."""
     return (json.dumps(row, allow_nan=False) + "\n" for row in rows)
