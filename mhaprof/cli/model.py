@@ -10,7 +10,7 @@ from typing import Annotated, Any, cast, get_args
 
 import typer
 
-from mhaprof.cli.options import choices, option, takes
+from mhaprof.cli.options import choices, one_of, option, takes
 from mhaprof.cli.output import Output, OutputFlags, say
 from mhaprof.cli.planning import Planned
 from mhaprof.config.grid import too_many
@@ -88,8 +88,7 @@ def model(
     out: Output,
 ) -> int:
     """Say what the attention of a model costs: for each kind of layer, and in all."""
-    if cache_dtype not in DTYPE_BYTES:
-        raise UsageError(f"--cache-dtype {cache_dtype!r} is not one of {', '.join(DTYPE_BYTES)}")
+    cache_dtype = one_of("--cache-dtype", cache_dtype, DTYPE_BYTES)
     changes = [parse_change(each) for each in what_if or ()]
     choice = _choice(config=config, preset=preset, layer=None, part=part, partial=partial)
     if choice is None:

@@ -35,6 +35,7 @@ from mhaprof.errors import (
     UsageError,
 )
 from mhaprof.point.measuring import METRICS
+from mhaprof.records import MOST
 from mhaprof.runners.base import Done, Runner
 from mhaprof.runners.inline import InlineRunner
 from mhaprof.runners.process import Lane
@@ -87,6 +88,7 @@ def sweep(
         int | None,
         typer.Option(
             min=1,
+            max=MOST,
             metavar="N",
             help="measure each point N times, in interleaved rounds of fresh processes",
             show_default="1",
@@ -222,7 +224,7 @@ def _drive(
 def _device_of_cluster(address: str, name: str) -> str:
     """Return a device as it was given; for ``auto``, the best that the cluster has."""
     if name != "auto":
-        return name
+        return "cuda" if name == "gpu" else name
     from mhaprof.runners.ray import auto_device
 
     return auto_device(address)

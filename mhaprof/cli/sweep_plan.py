@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from mhaprof import attention
 from mhaprof.cli.model import ModelChoice
+from mhaprof.cli.options import listed, one_of
 from mhaprof.cli.planning import Planned, reference_points, versions_of
 from mhaprof.cli.timing_options import options_of, settings_of
 from mhaprof.config import Config, SettingsSection, load_config
@@ -81,7 +82,7 @@ def plan_sweep(config: Path | None, model: ModelChoice | None, asked: SweepReque
     what: frozenset[Metric] = frozenset(asked.measure or loaded.measure)
     counting = what <= {"flops"}
     default = COUNTED_IMPLEMENTATIONS if counting else TIMED_IMPLEMENTATIONS
-    names = tuple(asked.implementations or default)
+    names = tuple(listed(asked.implementations or default))
     points = loaded.entries
     if asked.implementations:
         points = tuple(point._replace(implementations=None) for point in points)
@@ -157,10 +158,7 @@ def _layer(planned: Planned) -> PlannedPoint:
 
 def parse_metrics(text: str) -> list[Metric]:
     """Read ``flops,latency``.  Raises UsageError."""
-    given = [part.strip() for part in text.split(",")]
-    for name in given:
-        if name not in METRICS:
-            raise UsageError(f"--measure {name!r} is not one of {', '.join(METRICS)}")
+    given = [one_of("--measure", name, METRICS) for name in listed([text])]
     return [metric for metric in METRICS if metric in given]
 
 
