@@ -108,10 +108,23 @@ def versions_of(
 ) -> dict[str, int]:
     """Return the version of every implementation that is asked for.
 
-    Raises UsageError for an unknown name before anything is measured.
+    Raises UsageError for an unknown name, and for code of the user's that is no
+    implementation, before anything is measured.
     """
-    names = dict.fromkeys(name for entry in planned for name in entry.implementations or asked)
-    return {name: attention.get(name, allow_import=allow_import).version for name in names}
+    specs: dict[str, AttentionSpec | None] = {}
+    for entry in planned:
+        for name in entry.implementations or asked:
+            if specs.get(name) is None:
+                specs[name] = entry.spec if isinstance(entry, Planned) else None
+    versions = {}
+    for name, spec in specs.items():
+        implementation = attention.get(name, allow_import=allow_import)
+        if ":" in name and spec is not None:
+            from mhaprof.attention.user import try_out
+
+            try_out(implementation, spec)
+        versions[name] = implementation.version
+    return versions
 
 
 def points_of(
