@@ -175,6 +175,8 @@ def sweep(
     plan = plan_sweep(config, model, asked)
     if plan.not_timed:
         say(f"modules are counted, not timed: {', '.join(plan.not_timed)}")
+    if out is None and config is None and model is None and not dry_run:
+        raise UsageError("a sweep of flags has no name of its own; give --out results/NAME.sqlite")
     path = out or FOLDER / _file_name(plan, part)
     lanes = _lanes(plan, pool_of(devices) if devices is not None else [])
     if dry_run:
