@@ -39,6 +39,14 @@ def format_count(value: int) -> str:
     return str(value)
 
 
+def format_si(value: int) -> str:
+    """Format an integer with three significant digits and a prefix (``51.5 G``)."""
+    for power, prefix in ((15, "P"), (12, "T"), (9, "G"), (6, "M")):
+        if value >= 10**power:
+            return f"{value / 10**power:.{max(0, 3 - len(str(value // 10**power)))}f} {prefix}"
+    return str(value)
+
+
 def format_seconds(seconds: float) -> str:
     """Format a duration with four significant digits in the unit that fits."""
     for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):

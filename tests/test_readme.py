@@ -53,6 +53,10 @@ def test_the_commands_of_a_block_run_one_after_another(
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     (tmp_path / "results").mkdir()
+    for language in ("text", "yaml"):
+        for text in blocks(language):
+            if name := re.match(r"# (\w+\.(?:py|yaml))$", text.partition("\n")[0]):
+                (tmp_path / name[1]).write_text(text)
     for line in commands(block):
         ran = mhaprof(*shlex.split(line)[1:])
         assert ran.code == 0, f"{line}: {ran.err}"
@@ -73,7 +77,7 @@ def test_a_file_of_the_readme_loads(text: str) -> None:
     from mhaprof.config import parse_config
 
     if text.lstrip().startswith("#") or "version: 1" in text:
-        assert parse_config(text, file="README.md").entries
+        assert parse_config(text, file="README.md", allow_import=True).entries
 
 
 KERNELS = """

@@ -18,6 +18,7 @@ from mhaprof.compare import Comparison, Policy
 
 __all__ = [
     "DEFAULT_ROUNDS",
+    "TREATMENTS",
     "Journal",
     "Launch",
     "Pair",

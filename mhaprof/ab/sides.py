@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -227,6 +228,10 @@ class _Run:
 
     def _document(self, code: int) -> dict[str, Any]:
         side = self.side
+        ended_by = -code if code < 0 else code - 128
+        if code < 0 or ended_by in (signal.SIGTERM, 1):  # 1: SIGHUP, which Windows has not
+            name = signal_name(ended_by)
+            raise Unavailable(f"--{side.name} {side.python}: killed by {name}", code=KILLED)
         try:
             document: dict[str, Any] = json.loads(self._file("out").read_bytes())
         except ValueError:
@@ -239,7 +244,4 @@ class _Run:
         said = f"--{side.name} {side.python}: {message}"
         if code == EXIT_USAGE:
             raise UsageError(said)
-        if code < 0:
-            name = signal_name(-code)
-            raise Unavailable(f"--{side.name} {side.python}: killed by {name}", code=KILLED)
         raise Unavailable(said, code="round_failed")

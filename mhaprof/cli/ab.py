@@ -11,12 +11,13 @@ from typing import Annotated
 
 import typer
 
-from mhaprof.ab import DEFAULT_ROUNDS, Journal, Plan, Side, SideName, run_ab
-from mhaprof.cli.compare import Judging, JudgingFlags
+from mhaprof import signals
+from mhaprof.ab import DEFAULT_ROUNDS, TREATMENTS, Journal, Plan, Side, SideName, judge, run_ab
+from mhaprof.cli.compare import Judging, JudgingFlags, emit
 from mhaprof.cli.gate import conclude
 from mhaprof.cli.options import takes
 from mhaprof.cli.output import Output, OutputFlags, say
-from mhaprof.errors import UsageError
+from mhaprof.errors import EXIT_OK, UsageError
 from mhaprof.records import MOST
 from mhaprof.store.lock import WriterLock
 
@@ -108,13 +109,22 @@ def ab(
         journal = Journal(path, plan)
         if journal.pairs:
             say(f"resuming {path}: {len(journal.pairs)} rounds are stored; delete it to begin anew")
-        comparison = run_ab(
-            plan,
-            journal,
-            judging.policy,
-            allow_env_mismatch=judging.allow_env_mismatch,
-            progress=say,
-        )
+        allowed = judging.allow_env_mismatch
+        signals.enter("keeping")
+        try:
+            comparison = run_ab(
+                plan, journal, judging.policy, allow_env_mismatch=allowed, progress=say
+            )
+        except KeyboardInterrupt:
+            if not journal.pairs:
+                raise
+            signals.interrupted()
+            signals.enter("writing")
+            done = f"interrupted after {len(journal.pairs)} of {rounds} rounds, not decided"
+            so_far = judge(journal, judging.policy, allow_env_mismatch={*TREATMENTS, *allowed})
+            emit(so_far, output, title=f"ab: {config}: {done}", everything=True)
+            say(f"{done}; the same command resumes {path}")
+            return signals.exit_code(EXIT_OK)
     return conclude(comparison, output, title=f"ab: {config}", update=None)
 
 

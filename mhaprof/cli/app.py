@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import sys
 from collections.abc import Sequence
@@ -11,10 +10,16 @@ from typing import Annotated, Any
 
 import typer
 
-from mhaprof import __version__
+from mhaprof import __version__, signals
 from mhaprof.cli.commands import add_commands
-from mhaprof.cli.output import ClosedOutput, say
-from mhaprof.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, MhaprofError
+from mhaprof.cli.output import ClosedOutput, abandon_stdout, is_broken_pipe, say
+from mhaprof.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_POINT_FAILED,
+    EXIT_USAGE,
+    MhaprofError,
+)
 from mhaprof.report.tabular import to_json
 
 EXIT_INTERNAL = 70
@@ -22,6 +27,9 @@ EXIT_INTERNAL = 70
 
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 """What a full disk or a closed stream says: the user's to mend, no defect."""
+
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+"""What a machine or a limit (``ulimit``) says that has no descriptor, process or memory left."""
 
 COMPLETION = "_MHAPROF_COMPLETE"
 """Set by the shell when it asks for completions."""
@@ -60,18 +68,27 @@ def run(arguments: Sequence[str]) -> int:
     if sys.stdout is None:
         sys.stdout = ClosedOutput()
     command = typer.main.get_command(build(arguments))
+    signals.begin()
+    return signals.exit_code(_run(command, arguments))
+
+
+def _run(command: Any, arguments: Sequence[str]) -> int:
     try:
         code = command.main(args=list(arguments), prog_name="mhaprof", standalone_mode=False)
+        signals.enter("writing")
         sys.stdout.flush()
+        if code == EXIT_INTERRUPTED:  # typer makes it of KeyboardInterrupt
+            raise KeyboardInterrupt
         return code if isinstance(code, int) else EXIT_OK
     except typer.Exit as stop:
         return stop.exit_code
     except (typer.Abort, KeyboardInterrupt):
+        signals.interrupted()
         return _failed(arguments, "interrupted", EXIT_INTERRUPTED)
     except (BrokenPipeError, SystemExit) as stop:  # typer makes the second of the first
-        if not isinstance(stop if isinstance(stop, OSError) else stop.__context__, BrokenPipeError):
+        if not is_broken_pipe(stop):
             raise
-        _abandon_stdout()
+        abandon_stdout()
         return EXIT_OK
     except MhaprofError as error:
         return _failed(arguments, str(error), error.exit_code)
@@ -83,10 +100,15 @@ def _unexpected(arguments: Sequence[str], error: Exception) -> int:
     """Word a parse error of the command line, or admit a defect in one line."""
     if isinstance(error, _command_line_error()):
         return _failed(arguments, _parse_error(arguments, error), EXIT_USAGE)
+    if signals.exit_code(EXIT_OK):  # what a library made of the interrupt
+        return _failed(arguments, "interrupted", EXIT_INTERRUPTED)
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) in EXHAUSTED:
+        reason = getattr(error, "strerror", None) or "out of memory"
+        return _failed(arguments, f"{reason}: see `ulimit -a`", EXIT_POINT_FAILED)
     if isinstance(error, OSError) and error.errno in UNWRITABLE:
-        _abandon_stdout()
-        say(f"the output cannot be written: {error.strerror}; give --output FILE elsewhere")
-        return EXIT_USAGE
+        abandon_stdout()
+        reason = f"the output cannot be written: {error.strerror}; give --output FILE elsewhere"
+        return _failed(arguments, reason, EXIT_USAGE)
     if os.environ.get("MHAPROF_TRACEBACK"):
         raise error
     message = f"internal error: {type(error).__name__}: {error}".splitlines()[0]
@@ -116,24 +138,15 @@ def _command_line_error() -> type[Exception]:
 
 
 def _failed(arguments: Sequence[str], message: str, code: int) -> int:
+    signals.enter("writing")
+    code = signals.exit_code(code)
+    if signals.has_written() and message == "interrupted":
+        return code  # all was written that there is
     for line in message.splitlines():
         say(line)
-    if _wants_json(arguments):
+    if signals.wants_json(arguments) and not signals.has_written():
         try:
             print(to_json([], error={"message": message, "exit_code": code}), end="", flush=True)
         except OSError:  # nobody can be told more than stderr has said
-            _abandon_stdout()
+            abandon_stdout()
     return code
-
-
-def _wants_json(arguments: Sequence[str]) -> bool:
-    """Say whether stdout has to hold valid JSON even now."""
-    if "--format=json" in arguments:
-        return True
-    return ("--format", "json") in itertools.pairwise(arguments)
-
-
-def _abandon_stdout() -> None:
-    """Let the interpreter exit quietly when the reader of a pipe is gone, or a disk full."""
-    if not isinstance(sys.stdout, ClosedOutput):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

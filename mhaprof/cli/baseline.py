@@ -11,7 +11,7 @@ from mhaprof.cli.options import takes
 from mhaprof.cli.output import Output, OutputFlags, say, write_atomically
 from mhaprof.compare.baseline import ROOT, baselines
 from mhaprof.errors import EXIT_OK, UsageError
-from mhaprof.report.runfile import load_run
+from mhaprof.report.runfile import load_candidate
 from mhaprof.report.view import View, count, text
 
 app = typer.Typer(help="Keep what later runs are compared with.", no_args_is_help=True)
@@ -37,9 +37,11 @@ def update(
 ) -> int:
     """Write DIRECTORY/<device>/<name>.json, small and sorted, to be reviewed and committed.
 
-    Refuses a run in which a point failed.
+    Refuses a run in which a point failed or is missing, or that measured nothing.
     """
-    loaded = load_run(run)
+    loaded = load_candidate(run)
+    if loaded.earlier:
+        say(f"{run}: {loaded.earlier} rows of earlier plans are left out")
     rows = []
     for relative, document in baselines(loaded, name=name or run.stem).items():
         path = directory / relative

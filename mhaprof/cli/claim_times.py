@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from mhaprof import formulas
+from mhaprof.cli.exits import in_turn
 from mhaprof.cli.progress import Bar
 from mhaprof.point import MeasureOptions, measure_point
 from mhaprof.records import Point, Result, Settings
@@ -54,7 +55,7 @@ def time_cases(points: Sequence[Point], *, device: str) -> tuple[list[Row], View
             bar.start(f"{case.name}, {case.implementation}")
             return measure_point(case, what={"latency"}, options=options, progress=bar.update)
 
-        rows = [row_of(measure(case), latency=True) for case in cases]
+        rows = [row_of(result, latency=True) for result in in_turn(cases, measure)]
     for row in rows:
         first = next(each for each in rows if each["implementation"] == row["implementation"])
         times = row["latency_median_s"], first["latency_median_s"]

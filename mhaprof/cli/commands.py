@@ -57,7 +57,7 @@ COMMANDS: dict[str, Entry] = {
     ),
     "results": Entry(
         target="results:results",
-        help="Show or export a result file: one row per point and round, in the planned order.",
+        help="Show or export a result file: one row per point and round of the last plan.",
     ),
     "merge": Entry(
         target="merge:merge",

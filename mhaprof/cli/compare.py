@@ -24,7 +24,7 @@ from mhaprof.compare import (
 from mhaprof.compare import compare as compare_runs
 from mhaprof.errors import EXIT_OK
 from mhaprof.report.comparison import document_of, rows_of, view_of
-from mhaprof.report.runfile import load_baseline, load_run
+from mhaprof.report.runfile import load_baseline, load_candidate, load_run
 
 BaseFile = Annotated[
     Path, typer.Argument(help="run file or baseline to compare with", metavar="BASE")
@@ -103,9 +103,19 @@ def compare(base: BaseFile, new: NewFile, *, judging: Judging, out: Output) -> i
 
     Exits 0 whatever it finds; `mhaprof gate` fails on a regression.
     """
-    comparison = judging.judge(load_baseline(base), load_run(new))
+    comparison = judging.judge(*load_sides(base, new, baselines=True))
     emit(comparison, out, title=f"{base} -> {new}", everything=True)
     return EXIT_OK
+
+
+def load_sides(base: Path, new: Path, *, baselines: bool = False) -> tuple[RunRows, RunRows]:
+    """Read a baseline (or a run in its place) and a run; with ``baselines`` also two of them."""
+    baseline = load_baseline(base)
+    candidate = load_run(new) if baselines and baseline.is_baseline else load_candidate(new)
+    for run in (baseline, candidate):
+        if run.earlier:
+            say(f"{run.source}: rows of earlier plans, not judged: {run.earlier}")
+    return baseline, candidate
 
 
 def emit(comparison: Comparison, out: Output, *, title: str, everything: bool) -> None:

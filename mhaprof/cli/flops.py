@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from mhaprof.cli.exits import exit_code
+from mhaprof.cli.exits import exit_code, in_turn
 from mhaprof.cli.model import ModelChoice, ModelFlags
 from mhaprof.cli.module import count_modules
 from mhaprof.cli.options import SpecFlags, listed, one_of, takes
@@ -27,7 +28,7 @@ from mhaprof.cli.planning import (
 from mhaprof.errors import EXIT_FINDING, EXIT_OK, UsageError
 from mhaprof.module_source import module_point, parse_kwargs
 from mhaprof.point import COUNTERS, DEFAULT_CACHE_DTYPE, MeasureOptions, measure_point
-from mhaprof.records import Result
+from mhaprof.records import Point, Result
 from mhaprof.report.explain import explain as explanation
 from mhaprof.report.tabular import Row, row_of
 from mhaprof.report.view import View
@@ -162,14 +163,16 @@ def _count_all(
 ) -> Iterator[Result]:
     """Count the reference rows, then every point; impossible ones are skipped rows."""
     versions = versions_of(asked.entries, implementations, allow_import=options.allow_import)
-    for point in reference_points(asked.specs) if reference else ():
-        yield measure_point(point, what={"flops"}, options=options)
-    for entry in asked.entries:
-        if isinstance(entry, Impossible):
-            yield from map(entry.result, entry.implementations or implementations)
-            continue
-        for point in points_of(entry, implementations, versions):
-            yield measure_point(point, what={"flops"}, options=options)
+
+    def planned() -> Iterator[Point | Result]:
+        yield from reference_points(asked.specs) if reference else ()
+        for entry in asked.entries:
+            if isinstance(entry, Impossible):
+                yield from map(entry.result, entry.implementations or implementations)
+            else:
+                yield from points_of(entry, implementations, versions)
+
+    return in_turn(planned(), partial(measure_point, what={"flops"}, options=options))
 
 
 def _noted(results: Iterable[Result], rows: list[Row], *, reference: bool) -> Iterator[Result]:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mhaprof.cli.compare import BaseFile, Judging, JudgingFlags, NewFile, emit
+from mhaprof.cli.compare import BaseFile, Judging, JudgingFlags, NewFile, emit, load_sides
 from mhaprof.cli.options import option, takes
-from mhaprof.cli.output import Output, OutputFlags, check_writable, say, write_atomically
+from mhaprof.cli.output import Output, OutputFlags, check_writable, say, write_file
 from mhaprof.compare import Comparison, RunRows
 from mhaprof.compare.baseline import ROOT, baselines, slug
 from mhaprof.errors import UsageError
@@ -28,7 +28,6 @@ from mhaprof.report.benchmarks import (
 from mhaprof.report.ci import SUMMARY_LIMIT, summary, workflow_commands
 from mhaprof.report.comparison import conclusion
 from mhaprof.report.junit import to_junit
-from mhaprof.report.runfile import load_baseline, load_run
 
 _OF_ROWS: Mapping[str, Callable[[Sequence[Row]], str]] = {
     "github_benchmark": github_benchmark,
@@ -57,7 +56,7 @@ class Exports:
                 say(f"--github-benchmark {path} is not written: the candidate has no number")
                 continue
             text = to_junit(comparison) if name == "junit" else _OF_ROWS[name](rows)
-            write_atomically(path, text)
+            write_file(path, text, flag=f"--{name.replace('_', '-')}")
 
 
 class _ExportFlags:
@@ -93,15 +92,16 @@ ExportFlags = _ExportFlags()
 def gate(base: BaseFile, new: NewFile, *, judging: Judging, exports: Exports, out: Output) -> int:
     """Fail when a count, a status, a time or a peak became worse than in the baseline.
 
-    Exit codes: 0 fine, 1 regressed, 2 usage, 3 no baseline or not comparable,
+    Exit codes: 0 fine, 1 regressed, 2 usage, 3 no baseline, or nothing comparable,
     4 a point still fails, 5 inconclusive under --strict.  On GitHub Actions it
     also writes annotations and the job summary.
     """
-    candidate = load_run(new)
-    comparison = judging.judge(load_baseline(base), candidate)
-    exports.write(comparison, candidate.rows)
+    baseline, candidate = load_sides(base, new)
+    comparison = judging.judge(baseline, candidate)
     update = _update_command(base, new, candidate)
-    return conclude(comparison, out, title=f"gate: {base} -> {new}", update=update)
+    code = conclude(comparison, out, title=f"gate: {base} -> {new}", update=update)
+    exports.write(comparison, candidate.rows)
+    return code
 
 
 def _update_command(base: Path, new: Path, candidate: RunRows) -> str | None:

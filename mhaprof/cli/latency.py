@@ -8,15 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from mhaprof.cli.exits import exit_code, was_interrupted
+from mhaprof.cli.exits import exit_code, in_turn
 from mhaprof.cli.model import ModelChoice, ModelFlags
 from mhaprof.cli.options import SpecFlags, listed, takes
-from mhaprof.cli.output import Output, OutputFlags, check_writable, say, write_atomically
+from mhaprof.cli.output import Output, OutputFlags, check_writable, say, write_file
 from mhaprof.cli.planning import plan, points_of, versions_of
 from mhaprof.cli.progress import Bar
 from mhaprof.cli.timing_options import TimingFlags, options_of, settings_of
 from mhaprof.config import SettingsSection
-from mhaprof.errors import EXIT_INTERRUPTED
 from mhaprof.measure.sampling import Progress, ProgressCallback
 from mhaprof.measure.turns import Turns
 from mhaprof.point import MeasureOptions, measure_point
@@ -30,7 +29,6 @@ from mhaprof.records import (
     Point,
     Result,
     Settings,
-    Skipped,
 )
 from mhaprof.report.tabular import Row, row_of, to_json
 from mhaprof.report.times import latency_view
@@ -125,8 +123,9 @@ def latency(
     for note in [*findings_notes(rows), *_peak_notes(rows)]:
         say(note)
     if samples_out is not None:
-        write_atomically(samples_out, to_json(_with_samples(rows, results), **where))
-    return EXIT_INTERRUPTED if was_interrupted(results) else exit_code(results)
+        samples = to_json(_with_samples(rows, results), **where)
+        write_file(samples_out, samples, flag="--samples-out")
+    return exit_code(results)
 
 
 def _check_settings(settings: Sequence[Settings]) -> None:
@@ -186,25 +185,17 @@ def _measure_all(
     replicates: int,
     turns: Turns | None,
 ) -> list[Result]:
-    """Measure point after point; Ctrl-C ends it and keeps what was measured."""
-    results: list[Result] = []
+    """Measure point after point; a signal ends it and keeps what was measured."""
     with Bar(total=len(points)) as bar:
-        for point in points:
+
+        def measure(point: Point) -> Result:
             bar.start(f"{point.name}, {point.implementation}")
-            try:
-                between = _between(bar, turns)
-                results.append(
-                    measure_point(point, what=what, options=options, progress=between)
-                    if replicates == 1
-                    else _replicated(point, options, what=what, replicates=replicates, bar=bar)
-                )
-            except KeyboardInterrupt:
-                break
-            if was_interrupted(results[-1:]):
-                break
-    message = "interrupted before it was measured"
-    rest = Skipped(code="interrupted", message=message)
-    return results + [Result(point=point, outcome=rest) for point in points[len(results) :]]
+            between = _between(bar, turns)
+            if replicates == 1:
+                return measure_point(point, what=what, options=options, progress=between)
+            return _replicated(point, options, what=what, replicates=replicates, bar=bar)
+
+        return list(in_turn(points, measure))
 
 
 def _between(bar: Bar, turns: Turns | None) -> ProgressCallback:

@@ -28,4 +28,6 @@ def merge(
     """Join result files.  Doing it again changes nothing; contradictions are refused."""
     merged = merge_files(files, out, allow_env_mismatch=allow_env_mismatch or ())
     say(f"{out}: {merged.added} results added, {merged.known} were there already")
+    if merged.plans > 1:
+        say(f"the files come of {merged.plans} different plans: the plan is now their union")
     return EXIT_OK

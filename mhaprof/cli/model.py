@@ -10,6 +10,7 @@ from typing import Annotated, Any, cast, get_args
 
 import typer
 
+from mhaprof import signals
 from mhaprof.cli.options import choices, listed, one_of, option, parsed, takes
 from mhaprof.cli.output import Output, OutputFlags, say
 from mhaprof.cli.planning import Impossible, Planned, check_types, worded
@@ -29,7 +30,6 @@ from mhaprof.huggingface.what_if import SIZES, Change, changed, parse_changes
 from mhaprof.point.options import DEFAULT_CACHE_DTYPE
 from mhaprof.report.model import model_rows, model_views, preset_view
 from mhaprof.report.tabular import Row
-from mhaprof.report.view import View
 from mhaprof.spec import Phase
 from mhaprof.units import DTYPE_BYTES
 
@@ -104,20 +104,25 @@ def model(
     lists = {name: list(map(parsed, listed(texts))) for name, texts in given.items() if texts}
     if refused := too_many(lists.values()):
         raise UsageError(f"the flags make {refused}")
-    rows: list[Row] = []
-    views: list[View] = []
+    groups: list[list[Row]] = []
     said: dict[str, None] = {}
-    for shape in itertools.product(*lists.values()):
-        plan = choice.plan(dict(zip(lists, shape, strict=True)))
-        own = model_rows(cost_of(plan, cache_dtype=cache_dtype))
-        for change in changes:
-            cost = cost_of(changed(plan, change), cache_dtype=change.cache_dtype or cache_dtype)
-            own += model_rows(cost, what_if=change.text)
-        rows += own
-        views += model_views(own, notes=())
-        said |= dict.fromkeys(_notes(plan))
+    try:
+        for shape in itertools.product(*lists.values()):
+            plan = choice.plan(dict(zip(lists, shape, strict=True)))
+            groups.append(model_rows(cost_of(plan, cache_dtype=cache_dtype)))
+            said |= dict.fromkeys(_notes(plan))
+            signals.enter("keeping")
+            for change in changes:
+                cost = cost_of(changed(plan, change), cache_dtype=change.cache_dtype or cache_dtype)
+                groups[-1] += model_rows(cost, what_if=change.text)
+    except KeyboardInterrupt:
+        if not groups:
+            raise
+        signals.interrupted()
     for note in said:
         say(f"{choice.raw.source}: {note}")
+    rows = [row for group in groups for row in group]
+    views = [view for group in groups for view in model_views(group, notes=())]
     out.emit(rows, views, warnings=list(said))
     return EXIT_OK
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mhaprof import signals
 from mhaprof.cli.planning import AskedModule
 from mhaprof.errors import UsageError
 from mhaprof.point.counting import count_own
@@ -34,7 +35,8 @@ def count_modules(
     """
     if not modules:
         return ModuleReport(rows=[], views=[], notes=[], blocked=False)
-    rows, views, notes, faults, blocked = [], [], [], [], False
+    rows: list[Row] = []
+    views, notes, faults, blocked = [], [], [], False
     for asked in modules:
         name = asked.point.name
         try:
@@ -42,6 +44,13 @@ def count_modules(
         except UsageError as error:
             faults.append(f"{asked.place}: {name}: {error}" if asked.place else str(error))
             continue
+        except KeyboardInterrupt:
+            if not rows:
+                raise
+            signals.interrupted()
+            notes.append(f"interrupted: {len(modules) - len(rows)} modules are not counted")
+            break
+        signals.enter("keeping")
         assert measured.module is not None
         rows.append(row_of(Result(point=asked.point, outcome=measured)))
         views += [_operators(name, measured.module), _submodules(name, measured.module)]

@@ -12,11 +12,13 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mhaprof import signals
 from mhaprof.cli.options import option
 from mhaprof.errors import UsageError, printable
 from mhaprof.report import markdown, table, tabular
@@ -31,9 +33,10 @@ IN_MEMORY = 16 * 2**20
 
 
 def say(message: str) -> None:
-    """Print one line for the user to stderr; nowhere when the user closed it."""
-    if sys.stderr is not None:
-        print(f"mhaprof: {printable(message)}", file=sys.stderr)
+    """Print one line for the user to stderr; nowhere when it is closed or gone."""
+    with suppress(OSError):
+        if sys.stderr is not None:
+            print(f"mhaprof: {printable(message)}", file=sys.stderr)
 
 
 class ClosedOutput(io.TextIOBase):
@@ -71,6 +74,7 @@ class Output:
         ``texts`` are fixed-width texts below the tables; ``extra`` goes into the JSON
         document beside the rows.
         """
+        signals.enter("writing")
         if not whole:
             views = [view.shortened(table.LONG) for view in views]
         if self.format == "json":
@@ -81,11 +85,13 @@ class Output:
             blocks = [markdown.render(view) for view in views]
             self.write("\n".join([*blocks, *(f"```text\n{text}```\n" for text in texts)]))
         elif self.path is None:
-            console = table.plain_console()
-            for view in views:
-                table.render(view, console)
-            for text in texts:
-                sys.stdout.write("\n" + text)
+            with reader_may_leave():
+                console = table.plain_console()
+                for view in views:
+                    table.render(view, console)
+                for text in texts:
+                    sys.stdout.write("\n" + text)
+                sys.stdout.flush()
         else:
             self.write("\n".join([_drawn(views), *texts]))
 
@@ -103,6 +109,7 @@ class Output:
             return
         try:
             write_atomically(self.path, chunks())
+            signals.wrote()
         except OSError as error:
             _to_stdout(chunks())
             raise UsageError(
@@ -115,8 +122,32 @@ def _to_stdout(chunks: Iterable[str]) -> None:
     with tempfile.SpooledTemporaryFile(IN_MEMORY, "w+", encoding="utf-8", newline="") as made:
         made.writelines(chunks)
         made.seek(0)
-        shutil.copyfileobj(made, sys.stdout)
-    sys.stdout.flush()
+        signals.wrote()
+        with reader_may_leave():
+            shutil.copyfileobj(made, sys.stdout)
+            sys.stdout.flush()
+
+
+@contextmanager
+def reader_may_leave() -> Iterator[None]:
+    """Go on when the reader of standard output is gone (``| head``): the exit code counts."""
+    try:
+        yield
+    except (BrokenPipeError, SystemExit) as stop:  # rich makes the second of the first
+        if not is_broken_pipe(stop):
+            raise
+        abandon_stdout()
+
+
+def is_broken_pipe(stop: BaseException) -> bool:
+    """Say whether nobody reads standard output any more."""
+    return isinstance(stop if isinstance(stop, OSError) else stop.__context__, BrokenPipeError)
+
+
+def abandon_stdout() -> None:
+    """Let the interpreter exit quietly when the reader of a pipe is gone, or a disk full."""
+    if not isinstance(sys.stdout, ClosedOutput):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _drawn(views: Sequence[View]) -> str:
@@ -153,6 +184,14 @@ def write_atomically(path: Path, text: str | Iterable[str]) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def write_file(path: Path, text: str, *, flag: str) -> None:
+    """Write a file that goes with the data, atomically; raises UsageError that names it."""
+    try:
+        write_atomically(path, text)
+    except OSError as error:
+        raise UsageError(f"{flag} {path} is not written: {error.strerror or error}") from error
 
 
 def _is_special(path: Path) -> bool:

@@ -33,8 +33,12 @@ class Bar:
                 console=Console(stderr=True),
                 transient=True,
             )
-            self._bar.start()
             self._task = self._bar.add_task("", total=self._total)
+            try:
+                self._bar.start()
+            except BaseException:
+                self._bar.stop()  # the cursor comes back
+                raise
         return self
 
     def __exit__(

@@ -34,7 +34,7 @@ def results(
         int, typer.Option(min=0, metavar="N", help="rows that a table shows at most (0: all)")
     ] = DEFAULT_LIMIT,
     everything: Annotated[
-        bool, typer.Option("--all", help="leave no row out of a table, however long")
+        bool, typer.Option("--all", help="leave out no row, nor those of earlier plans")
     ] = False,
     samples: Annotated[
         bool, typer.Option("--samples", help="add the raw samples (json and jsonl)")
@@ -42,13 +42,22 @@ def results(
     *,
     out: Output,
 ) -> int:
-    """Show or export a result file: one row per point and round, in the planned order."""
-    with Reader(file) as reader:
+    """Show or export a result file: one row per point and round of the last plan."""
+    with Reader(file, every_plan=everything) as reader:
         emit(reader, out, limit=0 if everything else limit, samples=samples)
-        missing = reader.missing()
+        missing, earlier = reader.missing(), reader.earlier()
     if missing:
-        say(f"{missing} planned points have no result yet; the same sweep command resumes")
+        names = f"{', '.join(point.name for point in missing[:3])}{', ...' * (len(missing) > 3)}"
+        lacks = "points lack" if len(missing) > 1 else "point lacks"
+        say(f"{len(missing)} planned {lacks} results ({names}); the same sweep command resumes")
+    if earlier and not everything:
+        say(earlier_rows(earlier))
     return EXIT_OK
+
+
+def earlier_rows(count: int) -> str:
+    """Say that rows are kept which the last plan does not ask for."""
+    return f"{count} row{'s' * (count > 1)} of earlier plans: --all"
 
 
 def emit(reader: Reader, out: Output, *, limit: int = DEFAULT_LIMIT, samples: bool = False) -> None:
@@ -56,7 +65,7 @@ def emit(reader: Reader, out: Output, *, limit: int = DEFAULT_LIMIT, samples: bo
     if samples and out.format not in ("json", "jsonl"):
         raise UsageError(f"--samples goes with --format json or jsonl, not {out.format}")
     if out.format == "parquet":
-        _write_parquet(reader.path, out.path)
+        _write_parquet(reader, out.path)
     elif out.format == "csv":
         out.stream(lambda: _csv(reader))
     elif out.format in ("json", "jsonl"):
@@ -136,9 +145,9 @@ def _csv(reader: Reader) -> Iterator[str]:
         yield csv_line(values)
 
 
-def _write_parquet(source: Path, target: Path | None) -> None:
+def _write_parquet(source: Reader, target: Path | None) -> None:
     from mhaprof.store.columns import kind_of
-    from mhaprof.store.frame import load
+    from mhaprof.store.frame import frame_of
 
     if target is None:
         raise UsageError("--format parquet is not text; give --output FILE")
@@ -146,7 +155,7 @@ def _write_parquet(source: Path, target: Path | None) -> None:
         raise MissingExtra(package="pyarrow", extra="parquet", purpose="--format parquet")
     temporary = target.with_name(f".{target.name}.part")
     try:
-        frame = load(source)
+        frame = frame_of(source)
         for name in filter(lambda name: kind_of(name) == "JSON", frame.columns):
             # Structs need the same fields in all rows, and at least one.
             frame[name] = frame[name].map(_dict_as_json)

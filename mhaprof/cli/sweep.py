@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from mhaprof import __version__
+from mhaprof import __version__, signals
 from mhaprof.cli.exits import FATAL_SKIPS
 from mhaprof.cli.model import ModelChoice, ModelFlags
 from mhaprof.cli.options import SpecFlags, takes
 from mhaprof.cli.output import Output, OutputFlags, say
 from mhaprof.cli.progress import Bar
-from mhaprof.cli.results import emit
+from mhaprof.cli.results import earlier_rows, emit
 from mhaprof.cli.sweep_plan import (
     SweepPlan,
     SweepRequest,
@@ -29,7 +31,6 @@ from mhaprof.cli.timing_options import TimingFlags
 from mhaprof.config import SettingsSection
 from mhaprof.errors import (
     EXIT_FINDING,
-    EXIT_INTERRUPTED,
     EXIT_OK,
     EXIT_POINT_FAILED,
     UsageError,
@@ -41,6 +42,7 @@ from mhaprof.runners.inline import InlineRunner
 from mhaprof.runners.process import Lane
 from mhaprof.runners.worker import DEFAULT_TIMEOUT_S, WorkerRunner
 from mhaprof.store import Store
+from mhaprof.store.merge import PLAN_FACT
 from mhaprof.store.reading import Reader
 from mhaprof.sweep import drive, lanes_for
 from mhaprof.sweep.devices import named_device, pool_of
@@ -187,9 +189,12 @@ def sweep(
     with Store(path) as store:
         store.describe(_facts(plan))
         try:
+            signals.enter("keeping")
             _drive(plan, store, runner, retry_failed, allow_env_mismatch or [])
         except KeyboardInterrupt:
+            signals.interrupted()
             interrupted = True
+        signals.enter("writing")
     with Reader(path) as reader:
         emit(reader, output)
         return _conclude(plan, reader, interrupted=interrupted, whole=part is None)
@@ -261,7 +266,9 @@ def _facts(plan: SweepPlan) -> dict[str, str]:
         "config": plan.text,
         "settings": json.dumps(plan.settings.model_dump(mode="json", exclude_none=True)),
         "rounds": str(plan.rounds),
+        PLAN_FACT: plan.digest,
         "mhaprof": __version__,
+        "command": shlex.join(sys.argv[1:]),
     }
 
 
@@ -290,8 +297,10 @@ def _conclude(plan: SweepPlan, reader: Reader, *, interrupted: bool, whole: bool
         f"{reader.path}: {counted['ok']} ok, {counted['skipped']} skipped, {failed} failed"
         + (f"; {expected - len(found)} to go: the same command resumes" if interrupted else "")
     )
+    if reader.earlier():
+        say(f"{earlier_rows(reader.earlier())} of mhaprof results shows them")
     if interrupted:
-        return EXIT_INTERRUPTED
+        return signals.exit_code(EXIT_OK)
     if any(each.outcome == "failed" or each.reason in FATAL_SKIPS for each in found):
         return EXIT_POINT_FAILED
     if failed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ class SweepPlan:
     """What a sweep measures, and how: the file's settings with the flags' over them.
 
     ``not_timed`` names the modules that are counted, though times are asked for.
+    ``digest`` is that of the whole plan: shards of one have it in common.
     """
 
     name: str
@@ -47,6 +49,7 @@ class SweepPlan:
     entries: list[PlanEntry]
     settings: SettingsSection
     not_timed: Sequence[str]
+    digest: str
 
     @property
     def rounds(self) -> int:
@@ -107,6 +110,7 @@ def plan_sweep(config: Path | None, model: ModelChoice | None, asked: SweepReque
         options=options_of(section, allow_import=asked.allow_import),
         references=reference_points(specs) if loaded.reference and "flops" in what else (),
     )
+    identities = "".join(sorted(entry.identity for entry in entries))
     if asked.shard is not None:
         entries = [entry for entry in entries if asked.shard.has(entry.identity)]
     return SweepPlan(
@@ -115,6 +119,7 @@ def plan_sweep(config: Path | None, model: ModelChoice | None, asked: SweepReque
         entries=entries,
         settings=section,
         not_timed=list(modules) if "flops" in what and not counting else [],
+        digest=hashlib.sha256(identities.encode()).hexdigest()[:16],
     )
 
 
@@ -151,13 +156,16 @@ def _loaded(config: Path | None, model: ModelChoice | None, asked: SweepRequest)
 
 def _planned_point(entry: Planned | Impossible) -> PlannedPoint:
     """Return a point of flags as if a file named it."""
-    possible = isinstance(entry, Planned)
+    if isinstance(entry, Planned):
+        spec, skip, given = entry.spec, None, NOTHING
+    else:
+        spec, skip, given = None, Skip(entry.code, entry.message), entry.given
     return PlannedPoint(
         name=entry.name,
-        spec=entry.spec if possible else None,
+        spec=spec,
         implementations=None,
-        skip=None if possible else Skip(entry.code, entry.message),
-        given=NOTHING if possible else entry.given,
+        skip=skip,
+        given=given,
         model=None,
         module=None,
         line=0,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, get_args
 
 import typer
 
+from mhaprof import signals
 from mhaprof.cli.options import choices, listed, one_of, takes
 from mhaprof.cli.output import Output, OutputFlags, say
 from mhaprof.cli.progress import Bar
@@ -53,7 +56,7 @@ def verify(
     place = resolve_device(device)
     # On shapes this small, threads of a CPU would only wait for each other.
     alone = threads(1 if place == "cpu" else None)
-    with alone, Bar(total=len(names) * (2 + 3 * len(CASES))) as bar:
+    with alone, Bar(total=len(names) * (2 + 3 * len(CASES))) as bar, _interruptible():
         for verdict in verdicts(
             implementations=names,
             device=place,
@@ -62,6 +65,7 @@ def verify(
             allow_import=allow_import,
         ):
             bar.start(f"{verdict.implementation}, {verdict.check}")
+            signals.enter("keeping")
             rows.append(
                 {
                     "implementation": verdict.implementation,
@@ -78,6 +82,16 @@ def verify(
         say(f"{row['implementation']}, {row['check']}, {row['case']}: {row['message']}")
     out.emit(rows, [_every_check(rows) if all_rows else _summary(rows)])
     return EXIT_FINDING if wrong else EXIT_OK
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let a signal end the checks: those that ran are shown."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        signals.interrupted()
+        say("interrupted: the checks that are not shown were not run")
 
 
 def counters_disagree(implementation: str, spec: AttentionSpec) -> str | None:

@@ -13,8 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from mhaprof.compare.exact import BASELINE_COLUMNS
-from mhaprof.compare.rows import MODULE_COLUMNS, SETTING_COLUMNS, SPEC_COLUMNS, Row, RunRows
-from mhaprof.errors import UsageError
+from mhaprof.compare.rows import (
+    MODULE_COLUMNS,
+    SETTING_COLUMNS,
+    SPEC_COLUMNS,
+    Row,
+    RunRows,
+    require_measured,
+)
+from mhaprof.errors import NotComparable, UsageError
 from mhaprof.records import SCHEMA_VERSION, Environment
 
 KIND = "baseline"
@@ -52,17 +59,21 @@ def baselines(run: RunRows, *, name: str) -> dict[Path, str]:
     """Return the files, relative to the baselines' folder, that a run makes.
 
     One file per device: ``<device>/<name>.json``.  Raises UsageError when a point
-    failed (a failure is not a baseline) or the run is empty.
+    failed (a failure is not a baseline) or none was measured.
     """
-    if not run.rows:
-        raise UsageError(f"{run.source} holds no points: there is nothing to make a baseline of")
     failed = [str(row.get("name")) for row in run.rows if row.get("status") == "failed"]
     if failed:
         raise UsageError(
-            f"{run.source}: {len(failed)} of {len(run.rows)} points failed "
+            f"{run.source}: {len(failed)} of {len(run.rows)} points failed or were not measured "
             f"({', '.join(failed[:3])}{', ...' if len(failed) > 3 else ''}): a failure is "
             "no baseline; repair or leave out these points"
         )
+    try:
+        require_measured(run)
+    except NotComparable:
+        raise UsageError(
+            f"{run.source} holds no measured point: there is nothing to make a baseline of"
+        ) from None
     names = _device_names(run)
     by_device: dict[str, list[Row]] = {}
     for row in run.rows:

@@ -24,6 +24,9 @@ EXACT_METRICS: dict[str, tuple[str, ...]] = {
 """The deterministic metrics: the column that names each, and columns judged with it.
 The stages (``macs_*``) are judged with ``macs``."""
 
+COUNTS = ("macs", "macs_exact", "params", "softmax_ops", "kv_cache_bytes", "predicted_peak_bytes")
+"""The metrics that are numbers, by which a redefined point is compared with its old self."""
+
 BASELINE_COLUMNS = tuple(column for columns in EXACT_METRICS.values() for column in columns)
 
 _REASONS: dict[Verdict, str] = {

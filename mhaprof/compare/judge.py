@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mhaprof.compare import family
-from mhaprof.compare.exact import EXACT_METRICS, judge_bytes, judge_exact
+from mhaprof.compare.exact import COUNTS, EXACT_METRICS, judge_bytes, judge_exact
 from mhaprof.compare.labels import label_of
 from mhaprof.compare.policy import ExactRule, Metrics, Policy
 from mhaprof.compare.rows import (
@@ -18,6 +18,7 @@ from mhaprof.compare.rows import (
     differences,
     has_time,
     pair_rows,
+    require_measured,
     role_of,
 )
 from mhaprof.compare.status import judge_status
@@ -25,6 +26,7 @@ from mhaprof.compare.times import METRIC as LATENCY
 from mhaprof.compare.times import TimePair, judge_times, time_pair
 from mhaprof.compare.verdicts import (
     Comparison,
+    Coverage,
     Difference,
     Gate,
     Judgement,
@@ -38,13 +40,12 @@ def compare(
 ) -> Comparison:
     """Compare two runs point by point under a policy.
 
-    Raises NotComparable when the baseline is empty, or when measured numbers were
+    Raises NotComparable when the baseline has no measured point, or when measured numbers were
     taken under other conditions that ``allow_env_mismatch`` does not name; UsageError
     when it names no condition.
     """
     require_conditions(allow_env_mismatch)
-    if not base.rows:
-        raise NotComparable(f"{base.source} holds no points: there is no baseline to compare with")
+    require_measured(base)
     plans = [
         _Plan(pair=pair, rules=policy.rules_for(_name(pair.row), _implementation(pair.row)))
         for pair in pair_rows(base.rows, new.rows)
@@ -81,7 +82,7 @@ class _Plan:
     def is_measured(self) -> bool:
         """Say whether a number that depends on the machine will be judged."""
         base, new = self.pair.base, self.pair.new
-        if base is None or new is None or self.pair.redefined:
+        if base is None or new is None:
             return False
         timed = self.rules.latency.gate != "ignore" and has_time(base) and has_time(new)
         peaks = (base.get("peak_bytes"), new.get("peak_bytes"))
@@ -90,7 +91,7 @@ class _Plan:
     def time_pair(self, *, paired: bool) -> TimePair | None:
         """Return the times to judge, if both sides have them and the policy cares."""
         pair, rule = self.pair, self.rules.latency
-        if pair.base is None or pair.new is None or pair.redefined or rule.gate == "ignore":
+        if pair.base is None or pair.new is None or rule.gate == "ignore":
             return None
         if not _both_ok(pair.base, pair.new):
             return None
@@ -147,9 +148,13 @@ def _judge_all_times(
 def _point(plan: _Plan, policy: Policy, latency: Judgement | None) -> PointVerdict:
     """Collect the judgements of one point: how it ended, then each metric."""
     pair = plan.pair
-    judgements = [judge_status(pair, policy.status)]
-    if pair.base is not None and pair.new is not None and not pair.redefined:
-        judgements += _metrics(pair.base, pair.new, plan.rules, latency)
+    metrics: list[Judgement] = []
+    if pair.base is not None and pair.new is not None:
+        metrics = _metrics(pair.base, pair.new, plan.rules, latency, moved=bool(pair.redefined))
+    costs = [each for each in metrics if pair.redefined and each.metric in COUNTS]
+    kept_costs = [each for each in costs if each.gate != "ignore"]
+    judgements = [judge_status(pair, policy.status, kept_costs)]
+    judgements += [each for each in metrics if each not in costs]
     kept = [judgement for judgement in judgements if judgement.gate != "ignore"]
     row = pair.row
     device, dtype = row.get("device"), row.get("dtype")
@@ -161,7 +166,22 @@ def _point(plan: _Plan, policy: Policy, latency: Judgement | None) -> PointVerdi
         judgements=sorted(kept, key=Judgement.weight) or [_IGNORED],
         device=None if device is None else str(device),
         dtype=None if dtype is None else str(dtype),
+        coverage=_coverage(pair, kept),
     )
+
+
+def _coverage(pair: Pair, kept: Sequence[Judgement]) -> Coverage:
+    """Say whether a measured number or name of the point was compared, else why not."""
+    if pair.base is None:
+        return "new"
+    if pair.new is None:
+        return "not compared"
+    if not _both_ok(pair.base, pair.new):
+        skipped = "skipped" in (pair.base.get("status"), pair.new.get("status"))
+        return "skipped" if skipped else "not compared"
+    seen = (each.metric != "status" and each.reason != "metric_missing" for each in kept)
+    redefined = any(each.reason == "definition_changed" for each in kept)
+    return "compared" if redefined or any(seen) else "not compared"
 
 
 _IGNORED = Judgement(
@@ -172,12 +192,16 @@ _IGNORED = Judgement(
 )
 
 
-def _metrics(base: Row, new: Row, rules: Metrics, latency: Judgement | None) -> list[Judgement]:
-    """Judge all metrics that the baseline has."""
+def _metrics(
+    base: Row, new: Row, rules: Metrics, latency: Judgement | None, *, moved: bool
+) -> list[Judgement]:
+    """Judge all metrics that the baseline has; of a ``moved`` definition fewer is better."""
     both_ok = _both_ok(base, new)
     judgements = []
     for metric, columns in EXACT_METRICS.items():
         rule: ExactRule = getattr(rules, metric)
+        if moved and metric in COUNTS:
+            rule = rule.model_copy(update={"change": "increase"})
         if metric == "uncounted_ops":
             comparable = metric in base and metric in new and both_ok
         else:

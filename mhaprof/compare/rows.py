@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mhaprof.compare.verdicts import Difference
+from mhaprof.errors import NotComparable
 from mhaprof.records import Environment
 from mhaprof.spec import AttentionSpec
 
@@ -38,12 +39,23 @@ class RunRows:
     """The rows of one run, its environment if the file has one, and the file's name.
 
     ``paired``: its processes ran in rounds, each at the same time as one of another run.
+    ``earlier`` rows of the file are of earlier plans, and left out.
     """
 
     source: str
     rows: Sequence[Row]
     environment: Environment | None = None
     paired: bool = False
+    is_baseline: bool = False
+    earlier: int = 0
+
+
+def require_measured(base: RunRows) -> RunRows:
+    """Return a run to compare with; raises NotComparable when no point of it was measured."""
+    if not any(row.get("status") == "ok" and role_of(row) == "point" for row in base.rows):
+        what = "no measured point" if base.rows else "no points"
+        raise NotComparable(f"{base.source} holds {what}: there is no baseline to compare with")
+    return base
 
 
 @dataclass(frozen=True, kw_only=True)

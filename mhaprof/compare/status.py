@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mhaprof.compare.policy import Statuses
 from mhaprof.compare.rows import Pair, Row
-from mhaprof.compare.verdicts import Judgement, Verdict
+from mhaprof.compare.verdicts import Gate, Judgement, Verdict
+from mhaprof.units import format_si
+
+_COSTS = {"macs": "MACs", "macs_exact": "exact MACs", "kv_cache_bytes": "KV cache"}
 
 Finding = tuple[Verdict, str, str]
 """A verdict, its reason code and a message."""
 
 
-def judge_status(pair: Pair, gates: Statuses) -> Judgement:
-    """Judge how a point ended on both sides, or that a side does not have it."""
+def judge_status(pair: Pair, gates: Statuses, costs: Sequence[Judgement] = ()) -> Judgement:
+    """Judge how a point ended on both sides, or that a side does not have it.
+
+    ``costs`` are the counts of a point that was redefined, judged: they are its verdict.
+    """
     if pair.new is None:
         verdict, reason, message = _vanished(pair)
     elif pair.new.get("status") == "failed":
@@ -19,8 +27,8 @@ def judge_status(pair: Pair, gates: Statuses) -> Judgement:
     elif pair.base is None:
         verdict, reason = "inconclusive", "new_point"
         message = "the baseline has no such point"
-    elif pair.redefined:
-        verdict, reason, message = _redefined(pair, pair.base, pair.new)
+    elif pair.redefined and _measured(pair.base) and _measured(pair.new):
+        verdict, reason, message = _redefined(pair, pair.base, pair.new, costs)
     else:
         verdict, reason, message = _ended_on_both(pair.base, pair.new)
     sides = (_defined(pair, pair.base), _defined(pair, pair.new))
@@ -29,7 +37,7 @@ def judge_status(pair: Pair, gates: Statuses) -> Judgement:
         verdict=verdict,
         reason=reason,
         message=message,
-        gate=getattr(gates, reason, "block"),
+        gate=_gate(getattr(gates, reason, "block"), costs),
         base=sides[0] if reason == "definition_changed" else ended(pair.base),
         new=sides[1] if reason == "definition_changed" else ended(pair.new),
     )
@@ -52,10 +60,38 @@ def _failing(base: Row | None, new: Row) -> Finding:
     return "regressed", "newly_failing", message
 
 
-def _redefined(pair: Pair, base: Row, new: Row) -> Finding:
+def _measured(row: Row) -> bool:
+    return row.get("status") == "ok"
+
+
+def _redefined(pair: Pair, base: Row, new: Row, costs: Sequence[Judgement]) -> Finding:
+    """Judge another problem under the same name by the change of its counts.
+
+    Where none changed, or there are none, nothing vouches for the new one: regressed.
+    """
     changes = ", ".join(f"{name} {base.get(name)} -> {new.get(name)}" for name in pair.redefined)
-    message = f"the name now means another attention: {changes}"
-    return "regressed", "definition_changed", message
+    verdicts = {judgement.verdict for judgement in costs}
+    improved = "improved" in verdicts and "regressed" not in verdicts
+    changed = [each for each in costs if each.verdict != "unchanged"]
+    cost = "; ".join(map(_cost, changed)) or ("at the same counts" if costs else "not counted")
+    return "improved" if improved else "regressed", "definition_changed", f"{changes}: {cost}"
+
+
+def _cost(judgement: Judgement) -> str:
+    """Word the change of one count: with its percentage, bytes by their ratio."""
+    name = _COSTS.get(judgement.metric, judgement.metric)
+    base, new, ratio = judgement.base, judgement.new, judgement.ratio
+    if not isinstance(base, int) or not isinstance(new, int) or base == new or ratio is None:
+        return judgement.message
+    if judgement.metric == "kv_cache_bytes":
+        return f"{name} x {ratio:.4g}"
+    return f"{name} {format_si(base)} -> {format_si(new)}, {100 * (ratio - 1):+.3g} %"
+
+
+def _gate(gate: Gate, costs: Sequence[Judgement]) -> Gate:
+    """Let a changed definition warn where all counts that grew only warn."""
+    grown = [judgement.gate for judgement in costs if judgement.verdict == "regressed"]
+    return "warn" if gate == "block" and grown and "block" not in grown else gate
 
 
 def _ended_on_both(base: Row, new: Row) -> Finding:

@@ -7,7 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from mhaprof.errors import EXIT_FINDING, EXIT_INCONCLUSIVE, EXIT_OK, EXIT_POINT_FAILED
+from mhaprof.errors import (
+    EXIT_FINDING,
+    EXIT_INCONCLUSIVE,
+    EXIT_NOT_COMPARABLE,
+    EXIT_OK,
+    EXIT_POINT_FAILED,
+)
 
 Verdict = Literal["regressed", "failed", "inconclusive", "improved", "unchanged"]
 Gate = Literal["block", "warn", "ignore"]
@@ -37,7 +43,10 @@ REASONS: dict[str, tuple[str, str]] = {
     "metric_missing": ("inconclusive", "the baseline has this metric, the candidate has not"),
     "new_point": ("inconclusive", "the baseline has no such point"),
     "point_vanished": ("regressed", "the candidate has no such point"),
-    "definition_changed": ("regressed", "the same name now means another attention problem"),
+    "definition_changed": (
+        "both ways",
+        "the same name now means another attention problem; what it costs decides",
+    ),
     "newly_failing": ("regressed", "the point was fine and fails now"),
     "newly_skipped": ("regressed", "the point was fine and is skipped now"),
     "newly_passing": ("improved", "the point failed or was skipped and is fine now"),
@@ -45,6 +54,9 @@ REASONS: dict[str, tuple[str, str]] = {
     "still_skipped": ("unchanged", "the point is skipped on both sides"),
 }
 """Every reason code with the verdict that it explains and what it means: the one table."""
+
+
+Coverage = Literal["compared", "skipped", "new", "not compared"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +107,7 @@ class PointVerdict:
     judgements: Sequence[Judgement]
     device: str | None = None
     dtype: str | None = None
+    coverage: Coverage = "compared"
 
     @property
     def worst(self) -> Judgement:
@@ -149,12 +162,23 @@ class Comparison:
         found = Counter(point.worst.verdict for point in self.points)
         return {verdict: found[verdict] for verdict in VERDICTS if found[verdict]}
 
+    def coverage(self) -> dict[Coverage, int]:
+        """Count the points that were compared, skipped, or not compared; without references."""
+        found = Counter(point.coverage for point in self.points if point.role != "reference")
+        counted: dict[Coverage, int] = {"compared": 0, "skipped": 0}
+        return {**counted, **found}
+
     @property
     def exit_code(self) -> int:
-        """Return 1 for a regression, 4 for a point that still fails, 5 or 0."""
+        """Return 1 for a regression, 4 for a point that still fails, 3 if nothing was compared.
+
+        Else 5 for what is inconclusive where the gate is strict, or 0.
+        """
         verdicts = {judgement.verdict for _, judgement in self.blocking()}
         if "regressed" in verdicts:
             return EXIT_FINDING
         if "failed" in verdicts:
             return EXIT_POINT_FAILED
+        if not self.coverage()["compared"]:
+            return EXIT_NOT_COMPARABLE
         return EXIT_INCONCLUSIVE if self.strict and self.inconclusive() else EXIT_OK

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import traceback
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from torch import nn
 
 from mhaprof.errors import UsageError
 from mhaprof.measure.counting_context import SeenOnCpu, counting, fused_attention
-from mhaprof.measure.fvcore_counter import FvcoreCount, count_with_fvcore
+from mhaprof.measure.fvcore_counter import FvcoreCount, FvcoreMissing, count_with_fvcore
 from mhaprof.measure.meta_answers import DataDependent
 from mhaprof.measure.meta_copy import KEPT_VALUES, copy_call, hooks_of_user
 from mhaprof.measure.meta_mode import MetaMode
@@ -301,7 +302,7 @@ def _report(
         torch_macs=traced.macs if traced else None,
         backward_macs=backward.macs if backward else None,
         by_operator=chosen.by_operator,
-        by_module=_by_qualified_name(module, chosen.by_module),
+        by_module=_by_qualified_name(module, chosen),
         params=sum(parameter.numel() for parameter in module.parameters()),
         elementwise=fvcore.elementwise if fvcore else {},
         uncounted_ops={} if complete else chosen.uncounted_ops,
@@ -333,7 +334,13 @@ def _findings(
     chosen: FvcoreCount | TorchCount,
     complete: bool,
 ) -> Iterator[Finding]:
-    if attempts.fvcore_error is not None:
+    if isinstance(attempts.fvcore_error, FvcoreMissing):
+        yield Finding(
+            code="fvcore_missing",
+            message=f"fvcore cannot be imported ({attempts.fvcore_error}): torch counted alone; "
+            "for both counters: pip install fvcore",
+        )
+    elif attempts.fvcore_error is not None:
         yield Finding(
             code="fvcore_cannot_trace",
             message=f"fvcore cannot trace this module ({_line(attempts.fvcore_error)}); "
@@ -380,11 +387,21 @@ def _named(operators: Mapping[str, int]) -> str:
     return ", ".join(f"{name} (x{calls})" for name, calls in operators.items())
 
 
-def _by_qualified_name(module: nn.Module, counts: Mapping[str, int]) -> dict[str, int]:
-    """Key counts by the module's own names; a module never entered counts 0."""
+def _by_qualified_name(module: nn.Module, chosen: FvcoreCount | TorchCount) -> dict[str, int]:
+    """Key counts by the module's own names.
+
+    The root is the total, with what its hooks compute; a module never entered
+    (a container) is the sum of its children.
+    """
     found = {}
-    for name, macs in counts.items():
+    for name, macs in chosen.by_module.items():
         _, inside, qualified = f"{name}.".partition(f"{ModuleCall.CHILD}.")
         if inside:
             found[qualified.rstrip(".")] = macs
-    return {name: found.get(name, 0) for name, _ in module.named_modules()}
+    found[""] = chosen.macs
+    names = [name for name, _ in module.named_modules()]
+    children: Counter[str] = Counter()
+    for name in reversed(names):
+        macs = found.setdefault(name, children[name])
+        children[name.rpartition(".")[0]] += macs
+    return {name: found[name] for name in names}

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from mhaprof.measure.einsum import einsum_macs
+from mhaprof.measure.grouped import grouped_macs
 from mhaprof.measure.silent_ops import is_silent
 
 Handle = Callable[[list[Any], list[Any]], "Counter[str]"]
@@ -33,9 +34,10 @@ ELEMENTWISE = frozenset(
         "upsample_bilinear2d",
         "adaptive_avg_pool2d",
         "grid_sampler",
+        "fft",
     }
 )
-"""What fvcore counts as MACs although nothing is multiplied into a sum: kept apart."""
+"""What is counted although it is no product (norms, resampling, Fourier transforms): kept apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +51,16 @@ class FvcoreCount:
     uncounted_ops: dict[str, int]
 
 
+class FvcoreMissing(Exception):
+    """Say that fvcore is not installed, or breaks when it is imported."""
+
+
 def count_with_fvcore(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> FvcoreCount:
-    """Count ``module`` on meta ``inputs``; module names are fvcore's, the root is ``''``."""
+    """Count ``module`` on meta ``inputs``; module names are fvcore's, the root is ``''``.
+
+    Raises:
+        FvcoreMissing: fvcore cannot be imported.
+    """
     flop_count_analysis = _import_fvcore()
     analysis = flop_count_analysis(module, inputs).set_op_handle(**HANDLES)
     analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
@@ -79,6 +89,8 @@ def _import_fvcore() -> Any:
         disabled, logger.disabled = logger.disabled, True
         try:
             from fvcore.nn import FlopCountAnalysis
+        except Exception as error:
+            raise FvcoreMissing(f"{type(error).__name__}: {error}") from error
         finally:
             logger.disabled = disabled
     return FlopCountAnalysis
@@ -147,6 +159,40 @@ def _attention(first: int, *, tokens_dim: int = -2) -> Callable[[list[Any], list
     return macs
 
 
+def _grouped(inputs: list[Any], outputs: list[Any]) -> int:
+    return grouped_macs(_shape(inputs[0]), _shape(inputs[1]))
+
+
+def _recurrent(inputs: list[Any], outputs: list[Any]) -> int:
+    """Count every weight matrix once a token; lists hold the state (3-D) and the weights."""
+    lists = [value.node().inputs() for value in inputs if value.node().kind() == _LIST]
+    shapes = [_shape(item) for items in lists for item in items if item.isCompleteTensor()]
+    matrices = sum(math.prod(shape) for shape in shapes if len(shape) == 2)
+    return math.prod(_shape(inputs[0])[:-1]) * matrices
+
+
+def _constants(value: Any) -> list[int]:
+    """Return a traced int or list of constants; empty where the trace has None."""
+    constant = value.toIValue()
+    return [constant] if isinstance(constant, int) else list(constant or _integers(value))
+
+
+def _fourier(name: str) -> Callable[[list[Any], list[Any]], int]:
+    """Count 5·n·log2(n) a complex transform of n points, half of it a real one (as FFTW does)."""
+
+    def operations(inputs: list[Any], outputs: list[Any]) -> int:
+        x, full = _shape(inputs[0]), list(_shape(outputs[0]))
+        sizes, dims = _constants(inputs[1]), _constants(inputs[2])
+        dims = dims or list(range(len(x)))[-len(sizes) if sizes else 0 :]
+        if name in ("rfft", "ihfft"):  # half of the last dimension is not kept
+            full[dims[-1]] = sizes[-1] if sizes else x[dims[-1]]
+        points = math.prod(full[dim] for dim in dims)
+        per_point = 5 if name in ("fft", "ifft") else 2.5
+        return round(per_point * math.prod(full) * math.log2(points)) if points else 0
+
+    return operations
+
+
 def _einsum(inputs: list[Any], outputs: list[Any]) -> int:
     sizes = [_shape(value) for value in inputs[1].node().inputs()]
     path = _integers(inputs[2]) if len(inputs) > 2 else []
@@ -177,6 +223,7 @@ def _batch_norm(inputs: list[Any], outputs: list[Any]) -> int:
     return math.prod(_shape(inputs[0])) * (2 if inputs[1].isCompleteTensor() else 1)
 
 
+_LIST = "prim::ListConstruct"
 _ATTENTION_OPS = (
     "scaled_dot_product_attention",
     "_scaled_dot_product_flash_attention",
@@ -186,6 +233,8 @@ _ATTENTION_OPS = (
     "_scaled_dot_product_fused_attention_overrideable",
     "_scaled_dot_product_attention_math",
 )
+
+_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 HANDLES: dict[str, Handle] = {
     **{f"aten::{name}": _handle("sdpa", _attention(0)) for name in _ATTENTION_OPS},
@@ -203,6 +252,10 @@ HANDLES: dict[str, Handle] = {
     "aten::inner": _handle("inner", _inner),
     "aten::tensordot": _handle("tensordot", _tensordot),
     "aten::einsum": _handle("einsum", _einsum),
+    **{f"aten::{name}": _handle(name, _recurrent) for name in _RECURRENT},
+    "aten::_grouped_mm": _handle("grouped_mm", _grouped),
+    "aten::_scaled_grouped_mm": _handle("grouped_mm", _grouped),
+    "transformers::grouped_mm_fallback": _handle("grouped_mm", _grouped),
     "aten::_convolution": _handle("conv", _convolution),
     "aten::convolution": _handle("conv", _convolution),
     "aten::_convolution_mode": _handle("conv", _convolution),
@@ -211,6 +264,9 @@ HANDLES: dict[str, Handle] = {
     "aten::layer_norm": _handle("layer_norm", _norm(2)),
     "aten::instance_norm": _handle("instance_norm", _norm(1)),
 }
+for _name in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft"):
+    for _dims in ("", "2", "n"):
+        HANDLES[f"aten::fft_{_name}{_dims}"] = _handle("fft", _fourier(_name))
 for _name in ("addmm", "baddbmm", "addmv"):
     HANDLES[f"aten::{_name}"] = HANDLES[f"aten::{_name}_"] = _handle(_name, _product(1))
 HANDLES["aten::addbmm"] = HANDLES["aten::addbmm_"] = _handle("addbmm", _addbmm)

@@ -108,8 +108,10 @@ _FACTORIES = """
     full full_like hamming_window hann_window kaiser_window linspace logspace new_empty
     new_empty_strided new_full new_ones new_zeros ones ones_like rand rand_like randint
     randint_like randn randn_like randperm range scalar_tensor tril_indices triu_indices vander
-    zeros zeros_like
+    zeros zeros_like fft_fftfreq fft_rfftfreq
 """
+# Fourier transforms: no products; fvcore's handles count them apart.
+_FOURIER = "_fft_c2c _fft_c2r _fft_r2c fft_fftshift fft_ifftshift"
 
 _SILENT_NAMES = frozenset(
     " ".join(
@@ -123,9 +125,13 @@ _SILENT_NAMES = frozenset(
             _RESAMPLING,
             _LOSSES,
             _FACTORIES,
+            _FOURIER,
         )
     ).split()
 )
+
+_NO_PRODUCTS = frozenset({"profiler", "c10d", "_c10d_functional"})
+"""Namespaces that mark and move data."""
 
 _BACKWARD = re.compile(r"_(double_)?backward(_data)?$")
 """The backward of a silent operator is silent."""
@@ -135,12 +141,14 @@ _BACKWARD = re.compile(r"_(double_)?backward(_data)?$")
 def is_silent(kind: str) -> bool:
     """Tell whether operator ``kind`` (``aten::softmax``) does no matmul-class work."""
     namespace, _, name = kind.partition("::")
+    if namespace in _NO_PRODUCTS:
+        return True
     if namespace != "aten":
         return False
     name = _BACKWARD.sub("", name)
     if name in _SILENT_NAMES or name.rstrip("_") in _SILENT_NAMES:
         return True
-    return _is_tagged_silent(name)
+    return _is_tagged_silent(name) or _is_tagged_silent(name.rstrip("_"))
 
 
 def _is_tagged_silent(name: str) -> bool:

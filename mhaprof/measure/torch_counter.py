@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -16,26 +16,20 @@ from torch.nn.modules.module import (
 from torch.utils import flop_counter
 from torch.utils.flop_counter import FlopCounterMode
 
+from mhaprof.measure.grouped import grouped_macs
 from mhaprof.measure.meta_mode import MetaMode, kind_of
 from mhaprof.measure.torch_private import is_composite
 from mhaprof.units import FLOPS_PER_MAC
 
 _aten = torch.ops.aten
 Sizes = Any
-_QUERIES = (
-    _aten.size,
-    _aten.sym_size,
-    _aten.stride,
-    _aten.sym_stride,
-    _aten.storage_offset,
-    _aten.sym_storage_offset,
-    _aten.numel,
-    _aten.sym_numel,
-    _aten.dim,
-    _aten.is_contiguous,
-    _aten.sym_is_contiguous,
-    _aten.is_strides_like_format,
-    _aten.is_non_overlapping_and_dense,
+_QUERIES = frozenset(
+    {
+        *("size", "stride", "storage_offset", "numel"),
+        *("sym_size", "sym_stride", "sym_storage_offset", "sym_numel", "dim"),
+        *("is_contiguous", "sym_is_contiguous", "is_strides_like_format"),
+        "is_non_overlapping_and_dense",
+    }
 )
 """Questions about a tensor, which FlopCounterMode leaves to the tensor."""
 
@@ -57,7 +51,7 @@ def count_with_torch(run: Callable[[], Any]) -> TorchCount:
         AssertionError: a formula returned an odd number of FLOPs.
     """
     mode = MetaMode()
-    counter = _LeanFlopCounterMode(display=False, custom_mapping=FORMULAS)
+    counter = _LeanFlopCounterMode(display=False, custom_mapping=_formulas())
     with mode, counter:
         run()
     table = counter.get_flop_counts()
@@ -66,7 +60,7 @@ def count_with_torch(run: Callable[[], Any]) -> TorchCount:
         macs=_macs(sum(total.values())),
         by_operator=_by_operator(total),
         by_module={name: _macs(sum(counts.values())) for name, counts in table.items()},
-        uncounted_ops=_uncounted(mode),
+        uncounted_ops=_uncounted(mode, counter.flop_registry),
     )
 
 
@@ -106,12 +100,10 @@ def _lean_mode() -> Any:
 def _is_whole(func: Any) -> bool:
     """Tell whether an operator reads or computes data and is made of no others."""
     overload: Any = torch._ops.OpOverload
-    return (
-        isinstance(func, overload)
-        and func._schema.name.partition("::")[0] != "prim"
-        and not is_composite(func)
-        and func._overloadpacket not in _QUERIES
-    )
+    if not isinstance(func, overload):
+        return False
+    namespace, _, name = func._schema.name.partition("::")
+    return namespace != "prim" and name not in _QUERIES and not is_composite(func)
 
 
 class _ModuleTracker:
@@ -183,12 +175,12 @@ def _macs(flops: int) -> int:
     return macs
 
 
-def _uncounted(mode: MetaMode) -> dict[str, int]:
+def _uncounted(mode: MetaMode, known: Mapping[Any, Any]) -> dict[str, int]:
     """Return the operators that ran and that neither a formula nor the silent list covers."""
     found: dict[str, int] = {}
     for func, calls in mode.leaves.items():
         packet = getattr(func, "_overloadpacket", func)
-        if packet not in flop_counter.flop_registry and packet not in FORMULAS:
+        if packet not in known:
             kind = kind_of(func)
             found[kind] = found.get(kind, 0) + calls
     return found
@@ -212,6 +204,25 @@ def _attention(query: Sizes, key: Sizes, value: Sizes, *_: Any, **__: Any) -> in
     return FLOPS_PER_MAC * pairs * (int(query[-1]) + int(value[-1]))
 
 
+def _grouped(a: Sizes, b: Sizes, *_: Any, **__: Any) -> int:
+    return FLOPS_PER_MAC * grouped_macs(a, b)
+
+
+def _grouped_backward(a: Sizes, b: Sizes, *_: Any, **__: Any) -> int:
+    return 2 * FLOPS_PER_MAC * grouped_macs(a, b)
+
+
+def _convolution_backward(gradient: Sizes, x: Sizes, weight: Sizes, *rest: Any, **_: Any) -> int:
+    """Count each gradient, of input and of weight, as many as the forward.
+
+    torch's own formula takes all channels together whatever ``groups`` is.
+    """
+    transposed, wanted = rest[4], rest[7]
+    places = math.prod((x if transposed else gradient)[2:])
+    forward = int(x[0]) * int(math.prod(weight)) * int(places)
+    return FLOPS_PER_MAC * forward * (bool(wanted[0]) + bool(wanted[1]))
+
+
 FORMULAS: dict[Any, Callable[..., int]] = {
     _aten.dot: _product(0),
     _aten.vdot: _product(0),
@@ -224,7 +235,27 @@ FORMULAS: dict[Any, Callable[..., int]] = {
     _aten._addmm_activation: _product(1),
     _aten.addbmm: _addbmm,
     _aten.addbmm_: _addbmm,
+    _aten.convolution_backward: _convolution_backward,
     _aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     _aten._scaled_dot_product_fused_attention_overrideable: _attention,
 }
-"""Operator -> FLOPs (2 per MAC), for what FlopCounterMode leaves out."""
+"""Operator -> FLOPs (2 per MAC), for what FlopCounterMode leaves out or has wrong."""
+
+_BY_NAME: dict[str, Callable[..., int]] = {
+    "aten::_grouped_mm": _grouped,
+    "aten::_scaled_grouped_mm": _grouped,
+    "transformers::grouped_mm_fallback": _grouped,
+    "transformers::grouped_mm_fallback_backward": _grouped_backward,
+}
+"""The same for operators that some versions of torch, or other packages, bring."""
+
+
+def _formulas() -> dict[Any, Callable[..., int]]:
+    """Return the formulas of the operators that exist by now."""
+    found = dict(FORMULAS)
+    for kind, formula in _BY_NAME.items():
+        namespace, _, name = kind.partition("::")
+        packet = getattr(getattr(torch.ops, namespace), name, None)
+        if packet is not None:
+            found[packet] = formula
+    return found

@@ -1,7 +1,9 @@
 """Every private name of torch that counting stands on, and what happens without it.
 
-Seen in torch 2.13.  Each is looked up once; where one is missing, counting
-goes on with torch's own meta kernels or leaves that state to torch, as said beside it.
+Seen in torch 2.6, 2.8 and 2.13 (on the first two fvcore cannot trace convolutions on meta
+tensors: torch counts those alone, and a finding says so).  Each is looked up once; where
+one is missing, counting goes on with torch's own meta kernels or leaves that state to
+torch, as said beside it.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mhaprof.compare import Comparison, Judgement
-from mhaprof.errors import printable
+from mhaprof.errors import EXIT_NOT_COMPARABLE, printable
 from mhaprof.report import markdown
 from mhaprof.report.comparison import view_of
 from mhaprof.report.view import View
@@ -26,6 +26,8 @@ def workflow_commands(comparison: Comparison) -> Iterator[str]:
             title = f"{judgement.verdict}: {point.label}"
             message = f"{judgement.message} ({judgement.reason})"
             found[level].append(f"::{level} title={_property(title)}::{_data(message)}")
+    if comparison.exit_code == EXIT_NOT_COMPARABLE:
+        found["error"].append("::error title=mhaprof gate::nothing was compared")
     for level, lines in found.items():
         if len(lines) > ANNOTATION_LIMIT:
             left = len(lines) - ANNOTATION_LIMIT + 1

@@ -13,6 +13,9 @@ from mhaprof.units import format_bytes, format_percent, format_ratio, format_sec
 SHOWN_WHEN_EQUAL = ("macs", "latency", "peak_bytes")
 """Metrics that stand side by side in a full table even where nothing changed."""
 
+SHOWN_LABELS = 3
+"""Points named of those that were skipped for one reason."""
+
 _STYLES = {"regressed": "failed", "failed": "failed", "inconclusive": "skipped"}
 
 
@@ -52,6 +55,9 @@ def document_of(comparison: Comparison) -> dict[str, Any]:
             "strict": comparison.strict,
             "points": len(comparison.points),
             "tally": comparison.tally(),
+            "coverage": {
+                name.replace(" ", "_"): number for name, number in comparison.coverage().items()
+            },
             "allowed": [
                 {"key": found.key, "base": found.base, "new": found.new, "points": found.points}
                 for found in comparison.allowed
@@ -133,8 +139,27 @@ def sentences(comparison: Comparison) -> list[str]:
         undecided = comparison.inconclusive()
         lines += [f"not decided: {_sentence(point, found)}" for point, found in undecided]
     lines += [f"allowed difference: {difference}" for difference in comparison.allowed]
+    lines += _uncompared(comparison)
     lines.append(_tallied(comparison.tally(), len(comparison.points)))
+    lines.append(covered(comparison))
     return lines
+
+
+def covered(comparison: Comparison) -> str:
+    """Return how much was compared: ``12 compared, 0 skipped``."""
+    return ", ".join(f"{number} {name}" for name, number in comparison.coverage().items())
+
+
+def _uncompared(comparison: Comparison) -> Iterable[str]:
+    """Yield which points were skipped, by the reason, and which the baseline has not."""
+    groups: dict[str, list[str]] = {}
+    for point in comparison.points:
+        if point.coverage in ("skipped", "new") and not point.worst.blocks:
+            why = point.worst.message if point.coverage == "skipped" else "not in the baseline"
+            groups.setdefault(f"{point.coverage}: {why}", []).append(point.label)
+    for why, labels in groups.items():
+        more = f", and {len(labels) - SHOWN_LABELS} more" if len(labels) > SHOWN_LABELS else ""
+        yield f"{why}: {', '.join(labels[:SHOWN_LABELS])}{more}"
 
 
 def _sentence(point: PointVerdict, judgement: Judgement) -> str:
@@ -167,9 +192,14 @@ def conclusion(comparison: Comparison, *, update: str | None) -> Iterable[str]:
             yield f"if the change is meant, accept it: {update}"
     elif code == 4:
         yield "the gate fails: a point is broken, as it was before"
+    elif code == 3:
+        yield f"the gate fails: nothing was compared ({covered(comparison)})"
     elif code == 5:
         yield "the gate is not decided, and --strict wants it to be: measure more rounds"
     elif comparison.inconclusive():
-        yield "the gate passes; what is inconclusive could not be decided: neither good nor bad"
+        yield (
+            f"the gate passes ({covered(comparison)}); what is inconclusive could not be "
+            "decided: neither good nor bad"
+        )
     else:
-        yield "the gate passes"
+        yield f"the gate passes: {covered(comparison)}"

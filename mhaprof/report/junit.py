@@ -10,6 +10,7 @@ import re
 from xml.etree import ElementTree
 
 from mhaprof.compare import Comparison, Judgement, PointVerdict
+from mhaprof.errors import EXIT_NOT_COMPARABLE
 from mhaprof.report.comparison import meaning
 
 _FORBIDDEN = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -19,8 +20,14 @@ _FORBIDDEN = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]
 def to_junit(comparison: Comparison, *, suite: str = "mhaprof gate") -> str:
     """Return the document; its totals count the cases in it."""
     element = ElementTree.Element("testsuite", name=_clean(suite))
+    properties = ElementTree.SubElement(element, "properties")
+    for name, number in comparison.coverage().items():
+        ElementTree.SubElement(properties, "property", name=name, value=str(number))
     for point in comparison.points:
         element.append(_case(point, strict=comparison.strict))
+    if comparison.exit_code == EXIT_NOT_COMPARABLE:
+        case = ElementTree.SubElement(element, "testcase", classname="mhaprof", name="coverage")
+        ElementTree.SubElement(case, "error", message="nothing was compared")
     for attribute, tag in (
         ("tests", "testcase"),
         ("failures", "testcase/failure"),
@@ -28,7 +35,7 @@ def to_junit(comparison: Comparison, *, suite: str = "mhaprof gate") -> str:
         ("skipped", "testcase/skipped"),
     ):
         element.set(attribute, str(len(element.findall(tag))))
-    total = sum(float(case.get("time", "0")) for case in element)
+    total = sum(float(case.get("time", "0")) for case in element.iter("testcase"))
     element.set("time", f"{total:.9f}")
     root = ElementTree.Element("testsuites")
     root.append(element)

@@ -11,21 +11,28 @@ import io
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from mhaprof.compare import CONDITIONS, RunRows
+from mhaprof.compare.baseline import KIND
 from mhaprof.compare.exact import BASELINE_COLUMNS
 from mhaprof.compare.rounds import fold
+from mhaprof.compare.rows import require_measured
 from mhaprof.errors import NotComparable, UsageError
 from mhaprof.records import SCHEMA_VERSION, Environment, Measured, Result, Run
 from mhaprof.report.tabular import FORMULA, SPEC_COLUMNS, Row, row_of
 from mhaprof.store.columns import kind_of
 
+if TYPE_CHECKING:
+    from mhaprof.store import PlannedRow
+
 _SQLITE = b"SQLite format 3\x00"
 _REQUIRED = ("name", "implementation", "status")
+NOT_MEASURED = "not_measured"
 _STATUSES = ("ok", "skipped", "failed")
 _NUMBERS = (
     *(name for name in (*SPEC_COLUMNS, *BASELINE_COLUMNS) if kind_of(name) in ("INTEGER", "REAL")),
@@ -39,8 +46,9 @@ _LISTS = ("replicate_medians_s", "samples_s")
 def load_run(path: Path) -> RunRows:
     """Return the rows of a run file, rounds of one point folded into one row.
 
-    Raises UsageError when the file is missing, is none of the formats, or is newer
-    than this mhaprof.
+    Of a sweep those of its last plan; a planned point that was not measured is a failed row
+    (``not_measured``).  Raises UsageError when the file is missing, is none of the formats, or
+    is newer than this mhaprof.
     """
     try:
         with path.open("rb") as file:
@@ -48,26 +56,49 @@ def load_run(path: Path) -> RunRows:
             content += b"" if content == _SQLITE else file.read()
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
-    environment = None
+    environment, kind, earlier = None, "run", 0
     if content == _SQLITE:
-        rows = _from_store(path)
+        rows, earlier = _from_store(path)
     else:
         text = _decoded(content, path)
         if text.lstrip().startswith(("{", "[")):
-            rows, environment = _from_json(text, path)
+            rows, environment, kind = _from_json(text, path)
         else:
             rows = _from_csv(text, path)
     _check_rows(rows, path)
-    return RunRows(source=str(path), rows=fold_rounds(rows), environment=environment)
+    last = [row for row in rows if row.get("plan") != "earlier"]
+    return RunRows(
+        source=str(path),
+        rows=fold_rounds(last),
+        environment=environment,
+        is_baseline=kind == KIND,
+        earlier=earlier + len(rows) - len(last),
+    )
+
+
+def load_candidate(path: Path) -> RunRows:
+    """Return the rows of a run; raises UsageError for a baseline in its place."""
+    run = load_run(path)
+    if run.is_baseline:
+        raise UsageError(
+            f"{path} is a baseline, where a run file is expected; a comparison takes the "
+            "baseline first and the run second: BASE NEW"
+        )
+    return run
 
 
 def load_baseline(path: Path) -> RunRows:
-    """Return the rows of a baseline; raises NotComparable when there is no such file."""
+    """Return the rows of a baseline.
+
+    Raises NotComparable when there is no such file, or when it has no measured point.
+    """
     if not path.exists():
         raise NotComparable(
             f"there is no baseline {path}; make one of a run you trust: mhaprof baseline update RUN"
         )
-    return load_run(path)
+    run = load_run(path)
+    measured = [row for row in run.rows if row.get("reason") != NOT_MEASURED]
+    return require_measured(replace(run, rows=measured))
 
 
 def _decoded(content: bytes, path: Path) -> str:
@@ -80,20 +111,20 @@ def _decoded(content: bytes, path: Path) -> str:
         ) from error
 
 
-def _from_json(text: str, path: Path) -> tuple[list[Row], Environment | None]:
+def _from_json(text: str, path: Path) -> tuple[list[Row], Environment | None, str]:
     """Read ``{"rows": ...}``, a record of a run, a list of rows, or one row a line."""
     try:
         document = _parsed(text, path)
     except json.JSONDecodeError as error:
         lines = text.split("\n")
         if error.msg == "Extra data" and len(lines) > 1:
-            return _from_json_lines(lines, path), None
+            return _from_json_lines(lines, path), None, "run"
         raise UsageError(f"{path}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from error
     if isinstance(document, list):
-        return list(document), None
+        return list(document), None, "run"
     if "rows" not in document and "results" not in document:
         if "name" in document:
-            return [document], None
+            return [document], None, "run"
         raise UsageError(f"{path}: no rows in it; expected the output of --format json")
     version = document.get("schema_version", SCHEMA_VERSION)
     if not isinstance(version, int) or version > SCHEMA_VERSION:
@@ -104,14 +135,14 @@ def _from_json(text: str, path: Path) -> tuple[list[Row], Environment | None]:
     try:
         if "results" in document:
             run = Run.model_validate(document)
-            return [_with_samples(result) for result in run.results], run.environment
+            return [_with_samples(result) for result in run.results], run.environment, "run"
         found = document.get("environment")
         environment = None if found is None else Environment.model_validate(found)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise UsageError(f"{path}: {place}: {first['msg']}") from error
-    return _rows_of(document), environment
+    return _rows_of(document), environment, str(document.get("kind", "run"))
 
 
 def _parsed(text: str, path: Path) -> Any:
@@ -207,8 +238,11 @@ def _typed(column: str, text: str) -> Any:
         raise ValueError(f"{column}: {text!r} is not of type {kind}") from None
 
 
-def _from_store(path: Path) -> list[Row]:
-    """Read the SQLite file of a sweep; each row carries its own torch and driver."""
+def _from_store(path: Path) -> tuple[list[Row], int]:
+    """Read the last plan of a sweep's file, and count the rows of earlier ones.
+
+    Each row carries its own torch and driver.
+    """
     from mhaprof.store.reading import Reader
 
     with Reader(path) as reader:
@@ -222,7 +256,20 @@ def _from_store(path: Path) -> list[Row]:
                 row["torch"] = environment.software.get("torch")
                 row["driver"] = environment.hardware.get("driver")
             rows.append(row)
-        return rows
+        rows += [_not_measured(point) for point in reader.missing() if not point.rounds]
+        return rows, reader.earlier()
+
+
+def _not_measured(point: PlannedRow) -> Row:
+    """Return the row of a planned point that has no result: what is not known is left out."""
+    return {
+        "name": point.name,
+        "role": point.role,
+        "implementation": point.implementation,
+        "status": "failed",
+        "reason": NOT_MEASURED,
+        "message": "planned, and not measured yet: the same sweep command resumes",
+    }
 
 
 def _check_rows(rows: Sequence[Any], path: Path) -> None:

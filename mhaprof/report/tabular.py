@@ -10,7 +10,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mhaprof import formulas
@@ -242,17 +242,11 @@ def json_chunks(
 def to_csv(rows: Sequence[Row]) -> str:
     """Return the rows as CSV with a header; lists are written as JSON."""
     columns = columns_of(rows)
-    commas = len(columns) - 1
     buffer = io.StringIO()
     buffer.write(csv_line(columns))
     for row in rows:
         values = row.values() if list(row) == columns else [row.get(name) for name in columns]
-        line = ",".join(["" if value is None else str(value) for value in values])
-        # A plain line needs no quotes and is written as it is, in half the writer's time.
-        if line and line.count(",") == commas and not _SPECIAL.search(line):
-            buffer.write(line + "\n")
-        else:
-            buffer.write(csv_line(values))
+        buffer.write(csv_line(values))
     return buffer.getvalue()
 
 
@@ -287,10 +281,15 @@ class _CsvLine:
 _csv_writer = csv.writer(_CsvLine())
 
 
-def csv_line(values: Iterable[Any]) -> str:
+def csv_line(values: Collection[Any]) -> str:
     """Return one line of CSV, every cell safe in a spreadsheet."""
-    line: str = _csv_writer.writerow([csv_cell(value) for value in values])
-    return line
+    cells = ["" if value is None else str(value) for value in values]
+    line = ",".join(cells)
+    # A plain line needs no quotes and is written as it is, in half the writer's time.
+    if line and line.count(",") == len(cells) - 1 and not _SPECIAL.search(line):
+        return line + "\n"
+    written: str = _csv_writer.writerow([csv_cell(value) for value in values])
+    return written
 
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")

@@ -116,8 +116,8 @@ def _joined(rounds: Sequence[Row]) -> Row:
     """Join the times of one point, measured several times: the interval spans all of theirs."""
     if len(rounds) == 1:
         return rounds[0]
-    lows = [row.get("latency_ci_low_s") for row in rounds]
-    highs = [row.get("latency_ci_high_s") for row in rounds]
+    lows: list[Any] = [row.get("latency_ci_low_s") for row in rounds]
+    highs: list[Any] = [row.get("latency_ci_high_s") for row in rounds]
     return {
         **rounds[0],
         "latency_median_s": median([row["latency_median_s"] for row in rounds]),

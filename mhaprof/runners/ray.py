@@ -19,6 +19,7 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from typing import Any
 
+from mhaprof import signals
 from mhaprof.errors import MissingExtra, Unavailable, UsageError
 from mhaprof.records import Failed
 from mhaprof.runners.base import COUNTING, MEASURER, Admit, Done, Task, failed_result
@@ -105,6 +106,7 @@ def _connected(address: str) -> Any:
         try:
             _knock(address)
             ray.init(log_to_driver=False, logging_level=logging.ERROR, **given)
+            signals.reinstall()
         except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
             reason = str(error).strip().splitlines()[0]
             raise Unavailable(

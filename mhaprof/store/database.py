@@ -21,13 +21,17 @@ KEY_COLUMNS = ("identity", "round", "environment", "lane", "finished")
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRow:
-    """One planned row: its identity, its place in the plan and what it is called."""
+    """One planned row: its identity, its place in the plan and what it is called.
+
+    ``rounds`` is how often the last plan measures it; 0: an earlier plan did.
+    """
 
     identity: str
     ordinal: int
     name: str
     role: Role
     implementation: str
+    rounds: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,21 +111,29 @@ class Store:
             )
 
     def plan(self, points: Sequence[PlannedRow], *, keep: bool = False) -> None:
-        """Keep what is planned, in order.
+        """Make these points the last plan, in order.
 
-        Points that are no longer planned stay, behind the others, if they have results; all
-        stay as they are with ``keep``.
+        Points that are no longer planned stay, behind the others, if they have results.
+        With ``keep`` all stay planned as they are, and these join them.
         """
         with self._transaction():
             if not keep:
                 self._connection.execute(
                     "DELETE FROM points WHERE identity NOT IN (SELECT identity FROM results)"
                 )
-                self._connection.execute("UPDATE points SET ordinal = ordinal + ?", (len(points),))
+                self._connection.execute(
+                    "UPDATE points SET planned = 0, ordinal = ordinal + ?", (len(points),)
+                )
             self._connection.executemany(
-                "INSERT OR REPLACE INTO points (identity, ordinal, name, role, implementation) "
-                "VALUES (?, ?, ?, ?, ?)",
-                [(p.identity, p.ordinal, p.name, p.role, p.implementation) for p in points],
+                "INSERT INTO points (identity, ordinal, name, role, implementation, planned) "
+                "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (identity) DO UPDATE SET "
+                "ordinal = excluded.ordinal, name = excluded.name, role = excluded.role, "
+                "implementation = excluded.implementation, "
+                "planned = max(planned, excluded.planned)",
+                [
+                    (p.identity, p.ordinal, p.name, p.role, p.implementation, p.rounds)
+                    for p in points
+                ],
             )
 
     def finished(self) -> dict[tuple[str, int], str]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mhaprof.store.columns import Kind, from_sql, kind_of
-from mhaprof.store.reading import CHUNK, Reader
+from mhaprof.store.reading import CHUNK, PLAN_COLUMN, Reader
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,20 +24,30 @@ _DTYPES: Mapping[Kind, str] = {
 """Nullable types: an integer column with a gap keeps exact integers."""
 
 
-def load(path: str | Path) -> pd.DataFrame:
+def load(path: str | Path, *, every_plan: bool = False) -> pd.DataFrame:
     """Return the rows of a result file, one a point and round, in the order of the plan.
 
+    Rows that only earlier plans asked for are left out, with a warning; ``every_plan`` has
+    them too, told apart by the column ``plan``.
     The columns are those of ``mhaprof results --format csv``.  Counts are integers
     (``Int64``, or Python ints where a count exceeds 64 bits); what does not exist is
     missing.  Raises UsageError when the file is missing, damaged, newer or not ours.
     """
+    with Reader(Path(path), every_plan=every_plan) as reader:
+        earlier = 0 if every_plan else reader.earlier()
+        if earlier:
+            warnings.warn(f"{earlier} rows of earlier plans: every_plan=True", stacklevel=2)
+        return frame_of(reader)
+
+
+def frame_of(reader: Reader) -> pd.DataFrame:
+    """Return the rows that a reader yields."""
     import pandas as pd
 
-    with Reader(Path(path)) as reader:
-        columns = reader.columns()
-        filled = reader.filled()
-        exact = reader.big_integers()
-        values = _columns(reader, [name for name in columns if name in filled], exact)
+    columns = reader.columns()
+    filled = {*reader.filled(), PLAN_COLUMN}
+    exact = reader.big_integers()
+    values = _columns(reader, [name for name in columns if name in filled], exact)
     big = {name for found in exact.values() for name in found}
     gaps = [None] * len(values["identity"]) if values else []
     return pd.DataFrame(

@@ -18,22 +18,28 @@ BATCH = 1000
 
 SHOWN_CONFLICTS = 5
 
+PLAN_FACT = "plan"
+"""The fact that holds the digest of a plan, before it is split into shards."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Merged:
-    """How many results were added, and how many were there already."""
+    """How many results were added, how many were there already, of how many plans."""
 
     added: int
     known: int
+    plans: int
 
 
 def merge(paths: Sequence[Path], out: Path, *, allow_env_mismatch: Collection[str] = ()) -> Merged:
     """Add the results of ``paths`` to ``out``, which is made if need be.
 
-    Merging again changes nothing.  A measured result takes the place of a failed or
-    skipped one.  Raises NotComparable, before anything is written, when two files
-    hold different measurements of one point and round, or when environments differ
-    in more than the keys of ``allow_env_mismatch`` (``all`` allows any).
+    The plan is then the union of their plans; that of ``out`` counts if it is one of
+    ``paths`` or has the same plan as one.  Merging again changes nothing.  A measured
+    result takes the place of a failed or skipped one.  Raises NotComparable, before
+    anything is written, when two files hold different measurements of one point and round,
+    or when environments differ in more than the keys of ``allow_env_mismatch`` (``all``
+    allows any).
     """
     if not paths:
         raise UsageError("nothing to merge: give at least one result file")
@@ -41,12 +47,16 @@ def merge(paths: Sequence[Path], out: Path, *, allow_env_mismatch: Collection[st
     existing = [out] if out.exists() and out.stat().st_size > 0 else []
     _check_environments([*existing, *sources], allow_env_mismatch)
     winners = _winners([*existing, *sources])
+    plans = _plans(paths)
+    outdated = bool(existing) and len(sources) == len(paths) and not _plans(existing) & plans
     added = known = 0
     with Store(out) as store:
+        if outdated:
+            store.plan([])
         for path in sources:
             batch: list[Entry] = []
-            with Reader(path) as reader:
-                _copy_frame(reader, store)
+            with Reader(path, every_plan=True) as reader:
+                _copy_frame(reader, store, keep=not outdated or path != sources[0])
                 for entry in reader.entries():
                     if winners[entry.identity, entry.round] != path:
                         known += 1
@@ -57,12 +67,21 @@ def merge(paths: Sequence[Path], out: Path, *, allow_env_mismatch: Collection[st
                         store.commit(batch)
                         batch.clear()
             store.commit(batch)
-    return Merged(added=added, known=known)
+    return Merged(added=added, known=known, plans=len(plans))
 
 
-def _copy_frame(reader: Reader, store: Store) -> None:
-    """Copy the plan, the environments and, if there are none yet, the facts."""
-    store.describe(reader.meta(), keep=True)
+def _plans(paths: Sequence[Path]) -> set[str | None]:
+    """Return the digests of the whole plans that files are shards of."""
+    found = set()
+    for path in paths:
+        with Reader(path) as reader:
+            found.add(reader.meta().get(PLAN_FACT))
+    return found
+
+
+def _copy_frame(reader: Reader, store: Store, *, keep: bool) -> None:
+    """Copy the plan, the environments and the facts; with ``keep`` only new facts."""
+    store.describe(reader.meta(), keep=keep)
     store.plan(reader.points(), keep=True)
     for fingerprint, (device, environment) in reader.environments().items():
         store.add_environment(fingerprint, device, environment)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -23,9 +24,13 @@ from mhaprof.store.database import KEY_COLUMNS, Entry, PlannedRow, quoted
 CHUNK = 5000
 """Rows fetched at once: bounds memory, costs nothing in time."""
 
+PLAN_COLUMN = "plan"
+"""Says of each row, where those of earlier plans are read too, which plan it is of."""
+
+_LAST = "coalesce(planned, 1) > 0"
 _ORDER = (
     "LEFT JOIN points ON points.identity = {table}.identity "
-    "ORDER BY ordinal, {table}.identity, round"
+    "WHERE {which} ORDER BY planned = 0, ordinal, {table}.identity, round"
 )
 
 
@@ -47,12 +52,19 @@ class Stored(NamedTuple):
 class Reader:
     """Read one result file; a context manager.
 
-    Raises UsageError when there is no such file, or it is damaged, newer or not ours.
+    Rows are those of the last plan; with ``every_plan`` those of earlier ones follow, and
+    a column ``plan`` tells them apart (last, earlier).  Raises UsageError when there is no
+    such file, or it is damaged, newer or not ours.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, every_plan: bool = False) -> None:
         self.path = path
+        self._every_plan = every_plan
         self._connection = connect_to_read(path)
+
+    def _joined(self, table: str) -> str:
+        """Return the rest of a query of rows: which ones, in the order of the plan."""
+        return _ORDER.format(table=table, which="1" if self._every_plan else _LAST)
 
     def __enter__(self) -> Reader:
         return self
@@ -88,9 +100,10 @@ class Reader:
             }
 
     def points(self) -> list[PlannedRow]:
-        """Return what is planned, in order."""
+        """Return what is planned, in order, and what earlier plans left (0 rounds)."""
         found = self._select(
-            "SELECT identity, ordinal, name, role, implementation FROM points ORDER BY ordinal"
+            "SELECT identity, ordinal, name, role, implementation, planned FROM points "
+            "ORDER BY ordinal"
         )
         return [
             PlannedRow(
@@ -99,36 +112,49 @@ class Reader:
                 name=name,
                 role=role,
                 implementation=implementation,
+                rounds=rounds,
             )
-            for identity, ordinal, name, role, implementation in found
+            for identity, ordinal, name, role, implementation, rounds in found
         ]
 
     def count(self) -> int:
-        """Return the number of stored results."""
-        return int(next(self._select("SELECT count(*) FROM results"))[0])
+        """Return the number of rows."""
+        (found,) = next(self._select("SELECT count(*) FROM results"))
+        return int(found) - (0 if self._every_plan else self.earlier())
+
+    def earlier(self) -> int:
+        """Return the number of stored results that the last plan does not ask for."""
+        query = "SELECT count(*) FROM results JOIN points USING (identity) WHERE planned = 0"
+        return int(next(self._select(query))[0])
 
     def stored(self) -> list[Stored]:
         """Return what became of every point and round that has a result."""
         query = "SELECT results.identity, round, role, status, reason, outcome FROM results "
-        return [Stored(*found) for found in self._select(query + _ORDER.format(table="results"))]
+        return [Stored(*found) for found in self._select(query + self._joined("results"))]
 
-    def missing(self) -> int:
-        """Return the number of planned points that have no result at all yet."""
-        (found,) = next(
-            self._select(
-                "SELECT count(*) FROM points WHERE identity NOT IN (SELECT identity FROM results)"
-            )
+    def missing(self) -> list[PlannedRow]:
+        """Return the planned points that lack the result of a round, in order.
+
+        ``rounds`` is how many there are of it.
+        """
+        query = (
+            "SELECT points.identity, count(results.identity) FROM points "
+            "LEFT JOIN results ON results.identity = points.identity "
+            "GROUP BY points.identity HAVING count(results.identity) < planned"
         )
-        return int(found)
+        there = dict(self._select(query))
+        found = [point for point in self.points() if point.identity in there] if there else []
+        return [replace(point, rounds=there[point.identity]) for point in found]
 
     def columns(self) -> list[str]:
         """Return the columns of a row: what was measured, then the store's own."""
         found = [row[1] for row in self._select("PRAGMA table_info(rows)")]
-        return [name for name in found if name not in KEY_COLUMNS] + list(KEY_COLUMNS)
+        measured = [name for name in found if name not in KEY_COLUMNS]
+        return [*measured, *KEY_COLUMNS, *[PLAN_COLUMN] * self._every_plan]
 
     def filled(self) -> set[str]:
         """Return the columns that hold a value in at least one row."""
-        columns = self.columns()
+        columns = [name for name in self.columns() if name != PLAN_COLUMN]
         counts = ", ".join(f"count({quoted(name)})" for name in columns)
         numbers = next(self._select(f"SELECT {counts} FROM rows"))
         return {name for name, number in zip(columns, numbers, strict=True) if number}
@@ -137,8 +163,13 @@ class Reader:
         self, columns: Sequence[str], *, limit: int = -1, skip: int = 0
     ) -> Iterator[tuple[Any, ...]]:
         """Yield identity, round and the columns as SQLite has them, in planned order."""
-        selected = "".join(", rows." + quoted(name) for name in columns)
-        order = _ORDER.format(table="rows")
+        # A point may have been renamed since it was measured.
+        special = {
+            PLAN_COLUMN: f"iif({_LAST}, 'last', 'earlier')",
+            "name": "coalesce(points.name, rows.name)",
+        }
+        selected = "".join(", " + (special.get(name) or f"rows.{quoted(name)}") for name in columns)
+        order = self._joined("rows")
         query = f"SELECT rows.identity, rows.round{selected} FROM rows {order} LIMIT ? OFFSET ?"
         self._check_numbers(columns)
         return self._select(query, [limit, skip])
@@ -215,8 +246,8 @@ class Reader:
 
     def results(self) -> Iterator[Result]:
         """Yield the full records, raw samples included, in the order of the plan."""
-        order = _ORDER.format(table="results")
-        for (text,) in self._select(f"SELECT results.result FROM results {order}"):
+        rest = self._joined("results")
+        for (text,) in self._select(f"SELECT results.result FROM results {rest}"):
             yield self._record(text)
 
     def _record(self, text: str) -> Result:
@@ -228,12 +259,12 @@ class Reader:
             ) from error
 
     def texts(self) -> Iterator[tuple[str, int, str]]:
-        """Yield (identity, round, record as JSON), in no particular order."""
+        """Yield (identity, round, record as JSON) of every plan, in no particular order."""
         yield from self._select("SELECT identity, round, result FROM results")
 
     def entries(self) -> Iterator[Entry]:
         """Yield everything that is stored about each result, to store it elsewhere."""
-        columns = self.columns()
+        columns = [name for name in self.columns() if name != PLAN_COLUMN]
         rest = {
             (identity, number): rest
             for identity, number, *rest in self._select(

@@ -55,6 +55,9 @@ STEPS: Sequence[str] = (
         PRIMARY KEY (identity, round, column_name)
     ) WITHOUT ROWID;
     """,
+    """
+    ALTER TABLE points ADD COLUMN planned INTEGER NOT NULL DEFAULT 1;
+    """,
 )
 """``STEPS[n]`` takes a file of version n to n + 1; version 0 is an empty file."""
 

@@ -38,7 +38,7 @@ def drive(
     environment and the difference is not in ``allow_env_mismatch``; Unavailable when
     the disk is full or no worker starts.
     """
-    store.plan([_planned(entry) for entry in plan])
+    store.plan([_planned(entry, rounds) for entry in plan])
     store.commit([_skip(entry) for entry in plan if entry.skip is not None])
     session = _Session(store, allow_env_mismatch)
     for number in range(rounds):
@@ -104,13 +104,14 @@ def _row(result: Result, task: Task) -> dict[str, object]:
     return row_of(result, latency=not task.what <= {"flops"})
 
 
-def _planned(entry: PlanEntry) -> PlannedRow:
+def _planned(entry: PlanEntry, rounds: int) -> PlannedRow:
     return PlannedRow(
         identity=entry.identity,
         ordinal=entry.ordinal,
         name=entry.point.name,
         role=entry.point.role,
         implementation=entry.point.implementation,
+        rounds=rounds if entry.skip is None else 1,
     )
 
 

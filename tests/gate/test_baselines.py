@@ -128,7 +128,7 @@ def test_a_failed_point_is_no_baseline(
     rows[3].update(status="failed", reason="error")
     ran = update(mhaprof, write_run("run.json", rows), tmp_path / "baselines")
     assert ran.code == 2
-    assert "1 of 10 points failed (p03)" in ran.err
+    assert "1 of 10 points failed or were not measured (p03)" in ran.err
     assert not (tmp_path / "baselines").exists()
 
 
@@ -180,13 +180,15 @@ def test_points_that_were_not_measured_go_with_the_others_of_their_device(
     assert mhaprof("gate", ran.rows[0]["baseline"], run, "--strict").code == 0
 
 
-def test_a_run_that_measured_nothing_is_named_by_its_environment(
+def test_a_run_that_measured_nothing_is_no_baseline(
     mhaprof: Any, write_run: Any, make_rows: Any, tmp_path: Path
 ) -> None:
     rows = [skipped(row) for row in make_rows(seed=1, points=2)]
     run = write_run("run.json", rows, environment=ENVIRONMENT)
     ran = update(mhaprof, run, tmp_path, "--name", "n")
-    assert [row["baseline"] for row in ran.rows] == [str(tmp_path / "nvidia-h200" / "n.json")]
+    message = "holds no measured point: there is nothing to make a baseline of"
+    assert (ran.code, ran.err) == (2, f"mhaprof: {run} {message}\n")
+    assert not (tmp_path / "nvidia-h200").exists()
 
 
 def test_only_times_are_rounded(

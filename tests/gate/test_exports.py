@@ -293,9 +293,10 @@ def test_a_list_without_a_number_is_not_written_for_github_and_that_is_said(
     mhaprof: Any, write_run: Any, tmp_path: Path
 ) -> None:
     skipped = {"name": "a", "implementation": "sdpa", "status": "skipped", "reason": "no_cuda"}
-    run = write_run("base.json", [skipped])
-    ran = mhaprof("gate", run, run, "--github-benchmark", tmp_path / "out.json")
-    assert ran.code == 0
+    base = write_run("base.json", [skipped | {"status": "ok", "reason": None, "macs": 1}])
+    run = write_run("run.json", [skipped])
+    ran = mhaprof("gate", base, run, "--github-benchmark", tmp_path / "out.json")
+    assert ran.code == 1
     assert "out.json is not written: the candidate has no number" in ran.err
     assert not (tmp_path / "out.json").exists()
 

@@ -83,7 +83,7 @@ def test_what_is_committed_is_read_back_in_the_order_of_the_plan(
         rows = list(reader.rows())
         assert [row["heads"] for row in rows] == [1, 2, 3]
         assert list(reader.results()) == [counted(entry).result for entry in entries[:3]]
-        assert reader.missing() == 1
+        assert [point.name for point in reader.missing()] == ["heads=4"]
     expected = counted(entries[0]).row
     assert {name: rows[0][name] for name in expected} == expected
 
