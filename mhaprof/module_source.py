@@ -203,12 +203,7 @@ def build(point: ModulePoint) -> nn.Module:
     from torch import nn
 
     target = parse_target(point.implementation)
-    name, _, attribute = target.partition(":")
-    found = _imported(name, target)
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            raise UsageError(f"module {target}: {name} has no attribute {attribute!r}")
-        found = getattr(found, part)
+    found = imported(target, what=f"module {target}")
     try:
         with torch.device("meta"), _ranges_on_cpu():
             module = found if isinstance(found, nn.Module) else found(**point.kwargs)
@@ -241,16 +236,26 @@ def _ranges_on_cpu() -> Iterator[None]:
         yield
 
 
-def _imported(name: str, target: str) -> Any:
+def imported(target: str, *, what: str) -> Any:
+    """Import ``package.module:attribute``; ``what`` begins the message.  Raises UsageError.
+
+    The working directory is importable, as for ``python -m``.
+    """
+    name, _, attribute = target.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
     try:
-        return importlib.import_module(name)
-    except Exception as error:
+        found: Any = importlib.import_module(name)
+    except (Exception, SystemExit) as error:
         raise UsageError(
-            f"module {target}: {name} cannot be imported: {type(error).__name__}: {error}"
+            f"{what}: {name} cannot be imported: {type(error).__name__}: {error}"
         ) from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise UsageError(f"{what}: {name} has no attribute {attribute!r}")
+        found = getattr(found, part)
+    return found
 
 
 def meta_inputs(inputs: Sequence[str]) -> list[torch.Tensor]:

@@ -12,10 +12,10 @@ import hashlib
 import json
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from mhaprof.formulas import reference_macs
-from mhaprof.spec import AttentionSpec
+from mhaprof.spec import AttentionSpec, integral
 from mhaprof.stats import Summary, summarize
 from mhaprof.units import flops_of
 
@@ -26,6 +26,20 @@ Mode = Literal["forward", "backward", "forward-backward"]
 Cache = Literal["cold", "hot"]
 TimerChoice = Literal["auto", "events", "graph", "wall"]
 Dtype = Literal["float64", "float32", "float16", "bfloat16"]
+
+DEVICE = r"cpu|cuda(:[0-9]{1,4})?|mps|xpu"
+"""The form of a device that was resolved."""
+
+DEVICES = "auto|cpu|gpu|cuda|cuda:N|mps|xpu"
+"""What may be asked for: ``auto`` is the best that is there, ``gpu`` the best but a CPU."""
+
+MOST = 10**9
+MOST_THREADS = 4096
+Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+Natural = Annotated[int, Field(strict=True, ge=1, le=MOST), BeforeValidator(integral)]
+Threads = Annotated[int, Field(strict=True, ge=1, le=MOST_THREADS), BeforeValidator(integral)]
+Seed = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
+"""The bounds of settings, for flags, files and Python alike."""
 
 
 AUTO_BACKEND = "auto"
@@ -91,7 +105,7 @@ class Settings(Record):
 
     device: str | None = None
     dtype: Dtype | None = None
-    threads: int | None = None
+    threads: Threads | None = None
     timer: TimerChoice = "auto"
     cache: Cache = "cold"
     mode: Mode = "forward"

@@ -10,6 +10,9 @@ from __future__ import annotations
 FLOPS_PER_MAC = 2
 """FLOPs in one multiply-accumulate, the convention of TFLOP/s figures."""
 
+DTYPE_WORDS = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+"""What people type for torch's names of dtypes."""
+
 DTYPE_BYTES: dict[str, int] = {
     "float64": 8,
     "float32": 4,

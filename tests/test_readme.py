@@ -66,7 +66,7 @@ def test_readme_has_commands_to_run() -> None:
     assert sum(len(commands(block)) for block in BLOCKS) >= 20
 
 
-@pytest.mark.parametrize("program", blocks("python"))
+@pytest.mark.parametrize("program", [each for each in blocks("python") if "print(" in each])
 def test_a_program_of_the_readme_runs(program: str, capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(program, "README.md", "exec"), {})
     assert "68719476736 137438953472" in capsys.readouterr().out

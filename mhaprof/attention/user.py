@@ -12,9 +12,6 @@ The attribute is one of
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
@@ -24,6 +21,7 @@ from torch import Tensor, nn
 
 from mhaprof.attention.base import Implementation, Rejection
 from mhaprof.errors import UsageError
+from mhaprof.module_source import imported
 from mhaprof.records import Mode
 from mhaprof.spec import AttentionSpec
 
@@ -40,6 +38,11 @@ PROTOCOL = (
     "load",
 )
 """What an object must have to be used as an implementation as it is."""
+
+EXPECTED = """\
+an nn.Module class, or a function, that takes an AttentionSpec and returns an nn.Module
+whose forward(x) maps batch x tokens x dim to the same (NotImplementedError: not this spec),
+and to be timed load_canonical(weights); an example: mhaprof/guide/extending.md"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +86,7 @@ class UserModule:
         """Return what the factory makes.  Raises UsageError when it is no nn.Module."""
         module = self.factory(spec)
         if not isinstance(module, nn.Module):
-            raise UsageError(f"{self.name} returned {type(module).__name__}, not an nn.Module")
+            raise _refusal(self.name, f"returned {type(module).__name__}, not an nn.Module")
         return module
 
     def load(self, module: nn.Module, spec: AttentionSpec, weights: dict[str, Tensor]) -> None:
@@ -94,30 +97,42 @@ class UserModule:
 def load_user(name: str) -> Implementation:
     """Import ``package.module:attribute`` and return it as an implementation.
 
-    The working directory is importable, as for ``python -m``.  Raises UsageError when
-    the module or attribute is not there, or is nothing that can be measured.
+    Raises UsageError when the module or attribute is not there, or is nothing that can
+    be measured.
     """
-    module_name, _, attribute = name.partition(":")
-    if not module_name or not attribute:
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
         raise UsageError(f"implementation {name!r} is not of the form package.module:attribute")
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.append(os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise UsageError(f"implementation {name!r} cannot be imported: {error}") from error
-    found = getattr(module, attribute, None)
-    if found is None:
-        raise UsageError(f"implementation {name!r}: module {module_name} has no {attribute}")
+    found = imported(name, what=f"implementation {name!r}")
     if not isinstance(found, type):
         missing = [part for part in PROTOCOL if not hasattr(found, part)]
         if not missing:
             return cast(Implementation, found)
         if len(missing) < len(PROTOCOL) and not callable(found):
-            raise UsageError(f"implementation {name!r} lacks {', '.join(missing)}")
+            raise _refusal(name, f"lacks {', '.join(missing)}")
     if not callable(found) or (isinstance(found, type) and not issubclass(found, nn.Module)):
-        raise UsageError(
-            f"implementation {name!r} is neither an implementation, nor an nn.Module class, "
-            "nor a function that returns a module"
-        )
+        raise _refusal(name, "is neither a function nor an nn.Module class")
     return UserModule(name=name, factory=found)
+
+
+def try_out(implementation: Implementation, spec: AttentionSpec) -> None:
+    """Build once on meta, so that what is no implementation is refused before all measuring.
+
+    Raises UsageError.  A spec that it cannot do is no fault.
+    """
+    try:
+        with torch.device("meta"):
+            module = implementation.build(spec)
+    except NotImplementedError:
+        return
+    except UsageError:
+        raise
+    except Exception as error:
+        why = f"cannot be built: {type(error).__name__}: {error}"
+        raise _refusal(implementation.name, why) from error
+    if type(module).forward is nn.Module.forward:
+        raise _refusal(implementation.name, "has no forward")
+
+
+def _refusal(name: str, why: str) -> UsageError:
+    return UsageError(f"implementation {name!r} {why}; expected\n{EXPECTED}")

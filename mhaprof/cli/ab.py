@@ -18,6 +18,7 @@ from mhaprof.cli.gate import conclude
 from mhaprof.cli.options import takes
 from mhaprof.cli.output import Output, OutputFlags, say
 from mhaprof.errors import EXIT_OK, UsageError
+from mhaprof.records import MOST
 from mhaprof.store.lock import WriterLock
 
 FOLDER = Path("results/ab")
@@ -71,7 +72,7 @@ def ab(
         ),
     ] = None,
     rounds: Annotated[
-        int, typer.Option(min=1, help="fresh processes a side", metavar="N")
+        int, typer.Option(min=1, max=MOST, help="fresh processes a side", metavar="N")
     ] = DEFAULT_ROUNDS,
     out: Annotated[
         Path | None,

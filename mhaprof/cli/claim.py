@@ -13,7 +13,7 @@ from mhaprof.cli.options import takes
 from mhaprof.cli.output import Output, OutputFlags, say
 from mhaprof.errors import EXIT_FINDING, EXIT_OK, UsageError
 from mhaprof.point import count_point
-from mhaprof.records import Measured
+from mhaprof.records import DEVICES, Measured
 from mhaprof.report.tabular import Row, row_of
 from mhaprof.report.view import View
 from mhaprof.report.views import claim_view, findings_notes
@@ -32,9 +32,7 @@ def claim(
             help="also time eager and sdpa, on a CPU at a batch that takes about a minute",
         ),
     ] = False,
-    device: Annotated[
-        str, typer.Option(help="where --latency runs", metavar="auto|cpu|cuda|cuda:N|mps|xpu")
-    ] = "auto",
+    device: Annotated[str, typer.Option(help="where --latency runs", metavar=DEVICES)] = "auto",
     *,
     out: Output,
 ) -> int:

@@ -9,14 +9,13 @@ import typer
 from mhaprof.cli.options import takes
 from mhaprof.cli.output import Output, OutputFlags, say
 from mhaprof.errors import EXIT_OK, UsageError
+from mhaprof.records import DEVICES, MOST_THREADS
 from mhaprof.report.view import View, text
 
 
 @takes(out=OutputFlags)
 def env(
-    device: Annotated[
-        str, typer.Option(help="device to describe", metavar="auto|cpu|cuda|cuda:N|mps|xpu")
-    ] = "auto",
+    device: Annotated[str, typer.Option(help="device to describe", metavar=DEVICES)] = "auto",
     calibrate: Annotated[
         bool,
         typer.Option(
@@ -27,7 +26,10 @@ def env(
     threads: Annotated[
         int | None,
         typer.Option(
-            min=1, help="CPU threads", show_default="what affinity and cgroup quota allow"
+            min=1,
+            max=MOST_THREADS,
+            help="CPU threads",
+            show_default="what affinity and cgroup quota allow",
         ),
     ] = None,
     *,

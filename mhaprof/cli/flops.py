@@ -14,7 +14,7 @@ import typer
 from mhaprof.cli.exits import exit_code, in_turn
 from mhaprof.cli.model import ModelChoice, ModelFlags
 from mhaprof.cli.module import count_modules
-from mhaprof.cli.options import SpecFlags, takes
+from mhaprof.cli.options import SpecFlags, listed, one_of, takes
 from mhaprof.cli.output import Output, OutputFlags, say
 from mhaprof.cli.planning import (
     AskedModule,
@@ -117,15 +117,14 @@ def flops(
     Without flags: dim 512, heads 8, tokens 1024, batch 32.  A flag takes a list
     (--heads 1,2,4), which makes a grid.
     """
-    counters = _checked_counters(counter)
-    if cache_dtype not in DTYPE_BYTES:
-        raise UsageError(f"--cache-dtype {cache_dtype!r} is not one of {', '.join(DTYPE_BYTES)}")
+    counters = tuple(one_of("--counter", name, COUNTERS) for name in listed(counter or COUNTERS))
+    cache_dtype = one_of("--cache-dtype", cache_dtype, DTYPE_BYTES)
     if module is not None:
         if config is not None or given or impl or model:
             raise UsageError("--module counts that module alone; drop the file and other flags")
         if explain:
             raise UsageError("a module has no formula that --explain could show; drop it")
-        point = module_point(module, module, parse_kwargs(kwargs), input or ())
+        point = module_point(module, module, parse_kwargs(kwargs), listed(input or ()))
         asked = Plan(modules=[AskedModule(point=point)])
     else:
         if input or kwargs != "{}":
@@ -135,7 +134,7 @@ def flops(
     rows: list[Row] = []
     results = _count_all(
         asked,
-        tuple(impl or DEFAULT_IMPLEMENTATIONS),
+        tuple(listed(impl or DEFAULT_IMPLEMENTATIONS)),
         MeasureOptions(
             counters=counters,
             backward=backward,
@@ -193,10 +192,3 @@ def _views(rows: Sequence[dict[str, object]], *, breakdown: bool) -> list[View]:
     if breakdown:
         return [breakdown_view(rows, title=title)]
     return [counts_view(rows, title=title)]
-
-
-def _checked_counters(given: Sequence[str] | None) -> tuple[str, ...]:
-    for name in given or ():
-        if name not in COUNTERS:
-            raise UsageError(f"--counter {name!r} is not one of {', '.join(COUNTERS)}")
-    return tuple(given or COUNTERS)

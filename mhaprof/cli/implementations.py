@@ -7,22 +7,18 @@ from typing import Annotated, Any, get_args
 import typer
 
 from mhaprof import attention
-from mhaprof.cli.options import SpecFlags, takes
+from mhaprof.cli.options import SpecFlags, choices, one_of, takes
 from mhaprof.cli.output import Output, OutputFlags
 from mhaprof.cli.planning import Impossible, plan_flags
 from mhaprof.errors import EXIT_OK, UsageError
-from mhaprof.records import Dtype
+from mhaprof.records import DEVICES, Dtype
 from mhaprof.report.view import View, text
 
 
 @takes(given=SpecFlags, out=OutputFlags)
 def implementations(
-    device: Annotated[
-        str, typer.Option(help="where it would run", metavar="auto|cpu|cuda|cuda:N|mps|xpu")
-    ] = "auto",
-    dtype: Annotated[
-        str, typer.Option(help="in which dtype", metavar="float64|float32|float16|bfloat16")
-    ] = "float32",
+    device: Annotated[str, typer.Option(help="where it would run", metavar=DEVICES)] = "auto",
+    dtype: Annotated[str, typer.Option(help="in which dtype", metavar=choices(Dtype))] = "float32",
     *,
     given: dict[str, list[object]],
     out: Output,
@@ -30,8 +26,7 @@ def implementations(
     """List the implementations: which can count and run the attention asked for, and why not."""
     from mhaprof.measure.devices import resolve_device
 
-    if dtype not in get_args(Dtype):
-        raise UsageError(f"--dtype {dtype!r} is not one of {', '.join(get_args(Dtype))}")
+    dtype = one_of("--dtype", dtype, get_args(Dtype))
     planned = plan_flags(given)
     if len(planned) != 1 or isinstance(planned[0], Impossible):
         raise UsageError("implementations takes one attention, not a grid; give single values")

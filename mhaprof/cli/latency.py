@@ -10,7 +10,7 @@ import typer
 
 from mhaprof.cli.exits import exit_code, in_turn
 from mhaprof.cli.model import ModelChoice, ModelFlags
-from mhaprof.cli.options import SpecFlags, takes
+from mhaprof.cli.options import SpecFlags, listed, takes
 from mhaprof.cli.output import Output, OutputFlags, check_writable, say, write_file
 from mhaprof.cli.planning import plan, points_of, versions_of
 from mhaprof.cli.progress import Bar
@@ -22,6 +22,7 @@ from mhaprof.point import MeasureOptions, measure_point
 from mhaprof.point.fresh import measure_replicated
 from mhaprof.point.measuring import Metric
 from mhaprof.records import (
+    MOST,
     RAW_FIELDS,
     Environment,
     Measured,
@@ -58,6 +59,7 @@ def latency(
         int | None,
         typer.Option(
             min=1,
+            max=MOST,
             help="measure each point in this many fresh processes and show their spread",
             show_default="1: in this process",
         ),
@@ -85,7 +87,7 @@ def latency(
     if samples_out is not None:
         check_writable(samples_out, flag="--samples-out")
     asked = plan(config, given, model=model, allow_import=allow_import)
-    implementations = tuple(impl or DEFAULT_IMPLEMENTATIONS)
+    implementations = tuple(listed(impl or DEFAULT_IMPLEMENTATIONS))
     versions = versions_of(asked.entries, implementations, allow_import=allow_import)
     section = asked.settings.merged(timing)
     settings = settings_of(section)

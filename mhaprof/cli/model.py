@@ -11,9 +11,9 @@ from typing import Annotated, Any, cast, get_args
 import typer
 
 from mhaprof import signals
-from mhaprof.cli.options import choices, option, takes
+from mhaprof.cli.options import choices, listed, one_of, option, parsed, takes
 from mhaprof.cli.output import Output, OutputFlags, say
-from mhaprof.cli.planning import Planned
+from mhaprof.cli.planning import Impossible, Planned, check_types, worded
 from mhaprof.config.grid import too_many
 from mhaprof.errors import EXIT_OK, UsageError
 from mhaprof.huggingface import ModelPlan, layers_of
@@ -26,7 +26,7 @@ from mhaprof.huggingface.sources import (
     read_config,
     read_preset,
 )
-from mhaprof.huggingface.what_if import changed, parse_change
+from mhaprof.huggingface.what_if import SIZES, Change, changed, parse_changes
 from mhaprof.point.options import DEFAULT_CACHE_DTYPE
 from mhaprof.report.model import model_rows, model_views, preset_view
 from mhaprof.report.tabular import Row
@@ -48,19 +48,25 @@ def model(
         str | None, typer.Option(help="a model whose shapes mhaprof knows", metavar="NAME")
     ] = None,
     tokens: Annotated[
-        int | None,
+        list[str] | None,
         typer.Option(
-            help="tokens of the text; in phase decode, of the cache",
+            help="tokens of the text; in phase decode, of the cache (a list: a table each)",
             metavar="N",
             show_default="1024; a vision encoder: what its image makes",
         ),
     ] = None,
-    batch: Annotated[int, typer.Option(help="sequences in the batch", metavar="N")] = 1,
+    batch: Annotated[
+        list[str] | None,
+        typer.Option(help="sequences in the batch", metavar="N", show_default="1"),
+    ] = None,
     phase: Annotated[
-        str, typer.Option(help="prefill, or decode: one token", metavar=choices(Phase))
-    ] = "prefill",
+        list[str] | None,
+        typer.Option(
+            help="prefill, or decode: one token", metavar=choices(Phase), show_default="prefill"
+        ),
+    ] = None,
     kv_tokens: Annotated[
-        int | None,
+        list[str] | None,
         typer.Option(
             help="tokens that cross-attention reads; without any, in phase decode, of the cache",
             metavar="N",
@@ -75,7 +81,7 @@ def model(
         list[str] | None,
         typer.Option(
             "--what-if",
-            help="the same model with other numbers beside it (kv_heads=4); repeatable",
+            help="the same model with other numbers beside it (kv_heads=1,2,4 or window=4096)",
             metavar="NAME=VALUE",
         ),
     ] = None,
@@ -89,23 +95,35 @@ def model(
     out: Output,
 ) -> int:
     """Say what the attention of a model costs: for each kind of layer, and in all."""
-    if cache_dtype not in DTYPE_BYTES:
-        raise UsageError(f"--cache-dtype {cache_dtype!r} is not one of {', '.join(DTYPE_BYTES)}")
-    changes = [parse_change(each) for each in what_if or ()]
+    cache_dtype = one_of("--cache-dtype", cache_dtype, DTYPE_BYTES)
+    changes = [change for each in what_if or () for change in parse_changes(each)]
     choice = _choice(config=config, preset=preset, layer=None, part=part, partial=partial)
     if choice is None:
-        raise UsageError("model needs a config.json, hf:org/name or --preset NAME")
-    plan = choice.plan({"tokens": tokens, "batch": batch, "phase": phase, "kv_tokens": kv_tokens})
-    rows = model_rows(cost_of(plan, cache_dtype=cache_dtype))
-    signals.enter("keeping")
+        raise UsageError("model needs a config.json, hf:org/name or a preset (mhaprof presets)")
+    given = {"tokens": tokens, "batch": batch, "phase": phase, "kv_tokens": kv_tokens}
+    lists = {name: list(map(parsed, listed(texts))) for name, texts in given.items() if texts}
+    if refused := too_many(lists.values()):
+        raise UsageError(f"the flags make {refused}")
+    groups: list[list[Row]] = []
+    said: dict[str, None] = {}
     try:
-        for change in changes:
-            cost = cost_of(changed(plan, change), cache_dtype=change.cache_dtype or cache_dtype)
-            rows += model_rows(cost, what_if=change.text)
+        for shape in itertools.product(*lists.values()):
+            plan = choice.plan(dict(zip(lists, shape, strict=True)))
+            groups.append(model_rows(cost_of(plan, cache_dtype=cache_dtype)))
+            said |= dict.fromkeys(_notes(plan))
+            signals.enter("keeping")
+            for change in changes:
+                cost = cost_of(changed(plan, change), cache_dtype=change.cache_dtype or cache_dtype)
+                groups[-1] += model_rows(cost, what_if=change.text)
     except KeyboardInterrupt:
+        if not groups:
+            raise
         signals.interrupted()
-    warn(plan, set())
-    out.emit(rows, model_views(rows, notes=()), warnings=list(_notes(plan)))
+    for note in said:
+        say(f"{choice.raw.source}: {note}")
+    rows = [row for group in groups for row in group]
+    views = [view for group in groups for view in model_views(group, notes=())]
+    out.emit(rows, views, warnings=list(said))
     return EXIT_OK
 
 
@@ -155,31 +173,52 @@ class ModelChoice:
             partial=self.partial,
         )
 
-    def planned(self, given: Mapping[str, Sequence[object]]) -> list[Planned]:
-        """Return each distinct kind of layer as a point; lists of shapes make a grid.
+    def planned(self, given: Mapping[str, Sequence[object]]) -> list[Planned | Impossible]:
+        """Return each distinct kind of layer as a point; lists make a grid.
 
-        Raises UsageError for flags that contradict the model's file.
+        Sizes that the model's file fixes are changed as by ``mhaprof model --what-if``; of a
+        grid, what makes no attention is a skip.  Raises UsageError for any other flag.
         """
         for field in given:
-            if field not in SHAPE_FIELDS:
+            if field not in (*SHAPE_FIELDS, *SIZES):
                 flag = field.replace("_", "-")
                 raise UsageError(
-                    f"--{flag} is what the model's file says; `mhaprof model --what-if "
-                    f"{field}=...` shows other numbers"
+                    f"--{flag} is what the model's file says; {', '.join(SIZES)} can be varied"
                 )
+        check_types(given)
         varied = [field for field, values in given.items() if len(values) > 1]
-        points: list[Planned] = []
+        points: list[Planned | Impossible] = []
         said: set[str] = set()
         if refused := too_many(given.values()):
             raise UsageError(f"the flags make {refused}")
+        faults: list[UsageError] = []
         for values in itertools.product(*given.values()):
-            shape = dict(zip(given, values, strict=True))
-            plan = self.plan(shape)
+            fields = dict(zip(given, values, strict=True))
+            suffix = "".join(f" {field}={worded(fields[field])}" for field in varied)
+            try:
+                plan = self._changed(fields)
+            except UsageError as error:
+                faults.append(error)
+                message = str(error)
+                points.append(
+                    Impossible(
+                        name=suffix.strip(), given={}, code="impossible_spec", message=message
+                    )
+                )
+                continue
             warn(plan, said)
             kinds = plan.kinds if self.layer is None else plan.kinds_of(self.layer)
-            suffix = "".join(f" {field}={shape[field]}" for field in varied)
             points += [Planned(name=kind.name + suffix, spec=kind.spec) for kind in kinds]
+        if len(faults) == len(points):
+            raise faults[0]
         return points
+
+    def _changed(self, fields: Mapping[str, Any]) -> ModelPlan:
+        """Return the plan at a shape, with other sizes than the file's where they are given."""
+        sizes = {name: value for name, value in fields.items() if name not in SHAPE_FIELDS}
+        text = ",".join(f"{name}={worded(value)}" for name, value in sizes.items())
+        plan = self.plan(fields)
+        return changed(plan, Change(text=text, fields=sizes, cache_dtype=None)) if sizes else plan
 
 
 def _choice(

@@ -11,12 +11,14 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Protocol, get_args
 
 import typer
 
+from mhaprof.errors import UsageError
 from mhaprof.spec import DEFAULTS, DERIVED_DEFAULTS, PartialSpec
+from mhaprof.units import DTYPE_WORDS
 
 Command = Callable[..., int]
 
@@ -137,17 +139,18 @@ def _metavar(name: str) -> str:
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
 
 
-def _split(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",")]
+def listed(texts: Iterable[str]) -> list[str]:
+    """Return the values of a flag that takes lists: of ``a,b`` and of the flag given again."""
+    return [part.strip() for text in texts for part in text.split(",")]
 
 
 def _values(name: str, text: str) -> list[object]:
     """Parse a list; ``none`` un-gives a field that takes numbers, as its help says."""
     absent = ("null", "~") if "enum" in _options_of(name)[0] else ("null", "~", "none")
-    return [None if part in absent else _parsed(part) for part in _split(text)]
+    return [None if part in absent else parsed(part) for part in listed([text])]
 
 
-def _parsed(text: str) -> object:
+def parsed(text: str) -> object:
     """Read a number as a YAML 1.2 scalar would be read; leave words alone."""
     if _NUMBER.fullmatch(text):
         for kind in (int, float):
@@ -156,6 +159,14 @@ def _parsed(text: str) -> object:
             except ValueError:
                 continue
     return text
+
+
+def one_of(flag: str, value: str, allowed: Iterable[str]) -> str:
+    """Return the value, as torch spells a dtype.  Raises UsageError if it is not allowed."""
+    word = DTYPE_WORDS.get(value, value)
+    if word not in allowed:
+        raise UsageError(f"{flag} {value!r} is not one of {', '.join(allowed)}")
+    return word
 
 
 def choices(alias: Any) -> str:

@@ -58,7 +58,7 @@ def plan_flags(given: Mapping[str, Sequence[object]]) -> list[Planned | Impossib
     A single impossible spec raises ``SpecError``; in a grid it becomes a skip.  A value
     of the wrong type raises ``SpecError`` in a grid too.
     """
-    _check_types(given)
+    check_types(given)
     varied = [name for name, values in given.items() if len(values) > 1]
     planned: list[Planned | Impossible] = []
     if refused := too_many(given.values()):
@@ -66,7 +66,7 @@ def plan_flags(given: Mapping[str, Sequence[object]]) -> list[Planned | Impossib
     for values in itertools.product(*given.values()):
         fields = dict(zip(given, values, strict=True))
         shown = {name: fields[name] for name in varied or fields}
-        name = " ".join(f"{field}={_worded(value)}" for field, value in shown.items()) or "default"
+        name = " ".join(f"{field}={worded(value)}" for field, value in shown.items()) or "default"
         try:
             planned.append(Planned(name=name, spec=AttentionSpec(**fields)))
         except SpecError as error:
@@ -80,7 +80,8 @@ def plan_flags(given: Mapping[str, Sequence[object]]) -> list[Planned | Impossib
     return planned
 
 
-def _check_types(given: Mapping[str, Sequence[object]]) -> None:
+def check_types(given: Mapping[str, Sequence[object]]) -> None:
+    """Raise SpecError for every value that is of the wrong type."""
     faults: list[Fault] = []
     for name, values in given.items():
         for value in values:
@@ -97,7 +98,8 @@ def _all_impossible(planned: Iterable[Planned | Impossible]) -> SpecError:
     return SpecError([Fault(field="spec", message=message) for message in sorted(messages)])
 
 
-def _worded(value: object) -> str:
+def worded(value: object) -> str:
+    """Return the value of a field as the names of points have it."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "none" if value is None else str(value)
@@ -108,10 +110,23 @@ def versions_of(
 ) -> dict[str, int]:
     """Return the version of every implementation that is asked for.
 
-    Raises UsageError for an unknown name before anything is measured.
+    Raises UsageError for an unknown name, and for code of the user's that is no
+    implementation, before anything is measured.
     """
-    names = dict.fromkeys(name for entry in planned for name in entry.implementations or asked)
-    return {name: attention.get(name, allow_import=allow_import).version for name in names}
+    specs: dict[str, AttentionSpec | None] = {}
+    for entry in planned:
+        for name in entry.implementations or asked:
+            if specs.get(name) is None:
+                specs[name] = entry.spec if isinstance(entry, Planned) else None
+    versions = {}
+    for name, spec in specs.items():
+        implementation = attention.get(name, allow_import=allow_import)
+        if ":" in name and spec is not None:
+            from mhaprof.attention.user import try_out
+
+            try_out(implementation, spec)
+        versions[name] = implementation.version
+    return versions
 
 
 def points_of(
@@ -203,10 +218,7 @@ def plan(
     Raises ConfigError, SpecError or UsageError with every fault.
     """
     if config is None:
-        entries: list[Planned | Impossible] = (
-            plan_flags(given) if model is None else list(model.planned(given))
-        )
-        return Plan(entries=entries)
+        return Plan(entries=plan_flags(given) if model is None else model.planned(given))
     if model is not None:
         raise UsageError("CONFIG and --model or --preset were both given; give one")
     from mhaprof.cli.model_reading import read_model

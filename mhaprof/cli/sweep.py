@@ -36,6 +36,7 @@ from mhaprof.errors import (
     UsageError,
 )
 from mhaprof.point.measuring import METRICS
+from mhaprof.records import MOST
 from mhaprof.runners.base import Done, Runner
 from mhaprof.runners.inline import InlineRunner
 from mhaprof.runners.process import Lane
@@ -89,6 +90,7 @@ def sweep(
         int | None,
         typer.Option(
             min=1,
+            max=MOST,
             metavar="N",
             help="measure each point N times, in interleaved rounds of fresh processes",
             show_default="1",
@@ -175,6 +177,8 @@ def sweep(
     plan = plan_sweep(config, model, asked)
     if plan.not_timed:
         say(f"modules are counted, not timed: {', '.join(plan.not_timed)}")
+    if out is None and config is None and model is None and not dry_run:
+        raise UsageError("a sweep of flags has no name of its own; give --out results/NAME.sqlite")
     path = out or FOLDER / _file_name(plan, part)
     lanes = _lanes(plan, pool_of(devices) if devices is not None else [])
     if dry_run:
@@ -227,7 +231,7 @@ def _drive(
 def _device_of_cluster(address: str, name: str) -> str:
     """Return a device as it was given; for ``auto``, the best that the cluster has."""
     if name != "auto":
-        return name
+        return "cuda" if name == "gpu" else name
     from mhaprof.runners.ray import auto_device
 
     return auto_device(address)

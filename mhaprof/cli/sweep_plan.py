@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 from mhaprof import attention
 from mhaprof.cli.model import ModelChoice
-from mhaprof.cli.planning import Planned, reference_points, versions_of
+from mhaprof.cli.options import listed, one_of
+from mhaprof.cli.planning import Impossible, Planned, plan_flags, reference_points, versions_of
 from mhaprof.cli.timing_options import options_of, settings_of
 from mhaprof.config import Config, SettingsSection, load_config
-from mhaprof.config.planned import NOTHING, PlannedPoint
+from mhaprof.config.planned import NOTHING, PlannedPoint, Skip
 from mhaprof.errors import UsageError
 from mhaprof.module_source import code_of
 from mhaprof.point.measuring import METRICS, Metric
@@ -27,6 +28,9 @@ from mhaprof.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from mhaprof.store.reading import Reader
+
+FLAGS = "flags"
+"""The name of a sweep of flags alone."""
 
 COUNTED_IMPLEMENTATIONS = ("eager",)
 TIMED_IMPLEMENTATIONS = ("eager", "sdpa")
@@ -84,7 +88,7 @@ def plan_sweep(config: Path | None, model: ModelChoice | None, asked: SweepReque
     what: frozenset[Metric] = frozenset(asked.measure or loaded.measure)
     counting = what <= {"flops"}
     default = COUNTED_IMPLEMENTATIONS if counting else TIMED_IMPLEMENTATIONS
-    names = tuple(asked.implementations or default)
+    names = tuple(listed(asked.implementations or default))
     points = loaded.entries
     if asked.implementations:
         points = tuple(point._replace(implementations=None) for point in points)
@@ -120,9 +124,13 @@ def plan_sweep(config: Path | None, model: ModelChoice | None, asked: SweepReque
 
 
 def _loaded(config: Path | None, model: ModelChoice | None, asked: SweepRequest) -> Config:
-    """Return the file's points, or a model's distinct layers as if a file named them."""
-    if (config is None) == (model is None):
-        raise UsageError("sweep takes CONFIG, or --model or --preset in its place; give one")
+    """Return the file's points, or a model's layers or the flags' as if a file named them."""
+    if config is not None and model is not None:
+        raise UsageError("CONFIG and --model or --preset were both given; give one")
+    if config is None and model is None and not asked.given:
+        raise UsageError(
+            "sweep takes CONFIG, --model or --preset, or flags such as --heads 1,2,4; give one"
+        )
     if config is not None:
         from mhaprof.cli.model_reading import read_model
 
@@ -133,26 +141,31 @@ def _loaded(config: Path | None, model: ModelChoice | None, asked: SweepRequest)
             implementations=attention.names(),
             read_model=read_model,
         )
-    assert model is not None
-    source = model.raw.source
+    source = FLAGS if model is None else model.raw.source
+    entries = plan_flags(asked.given) if model is None else model.planned(asked.given)
     return Config(
         file=source,
         name=re.sub(r"[^\w.-]+", "-", source).strip("-."),
         text="",
-        entries=tuple(_layer(planned) for planned in model.planned(asked.given)),
+        entries=tuple(map(_planned_point, entries)),
         settings=SettingsSection(),
         measure=("flops",),
         reference=True,
     )
 
 
-def _layer(planned: Planned) -> PlannedPoint:
+def _planned_point(entry: Planned | Impossible) -> PlannedPoint:
+    """Return a point of flags as if a file named it."""
+    if isinstance(entry, Planned):
+        spec, skip, given = entry.spec, None, NOTHING
+    else:
+        spec, skip, given = None, Skip(entry.code, entry.message), entry.given
     return PlannedPoint(
-        name=planned.name,
-        spec=planned.spec,
+        name=entry.name,
+        spec=spec,
         implementations=None,
-        skip=None,
-        given=NOTHING,
+        skip=skip,
+        given=given,
         model=None,
         module=None,
         line=0,
@@ -162,10 +175,7 @@ def _layer(planned: Planned) -> PlannedPoint:
 
 def parse_metrics(text: str) -> list[Metric]:
     """Read ``flops,latency``.  Raises UsageError."""
-    given = [part.strip() for part in text.split(",")]
-    for name in given:
-        if name not in METRICS:
-            raise UsageError(f"--measure {name!r} is not one of {', '.join(METRICS)}")
+    given = [one_of("--measure", name, METRICS) for name in listed([text])]
     return [metric for metric in METRICS if metric in given]
 
 

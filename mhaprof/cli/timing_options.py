@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import re
 from collections.abc import Callable, Mapping
-from typing import Any, get_args
+from typing import Any
 
-from mhaprof.cli.options import choices, option
+from pydantic import ValidationError
+
+from mhaprof.cli.options import choices, listed, option, parsed
 from mhaprof.config import SettingsSection
+from mhaprof.config.located import wrong_value
 from mhaprof.errors import UsageError
 from mhaprof.point.options import (
     DEFAULT_MAX_TIME_S,
@@ -17,9 +19,8 @@ from mhaprof.point.options import (
     DEFAULT_PRECISION,
     MeasureOptions,
 )
-from mhaprof.records import Cache, Dtype, Mode, Settings, TimerChoice, default_cache
+from mhaprof.records import DEVICES, Cache, Dtype, Mode, Settings, TimerChoice, default_cache
 
-DEVICES = "auto|cpu|cuda|cuda:N|mps|xpu"
 PANEL = "Timing"
 DEFAULT_DTYPE: Dtype = "float32"
 
@@ -147,14 +148,14 @@ class _TimingFlags:
             ),
             panel(
                 "min_time",
-                float | None,
+                str | None,
                 metavar="S",
                 help="seconds to sample at least",
                 show_default=f"{DEFAULT_MIN_TIME_S:g}",
             ),
             panel(
                 "max_time",
-                float | None,
+                str | None,
                 metavar="S",
                 help="seconds to sample at most",
                 show_default=f"{DEFAULT_MAX_TIME_S:g}",
@@ -168,28 +169,28 @@ class _TimingFlags:
             ),
             panel(
                 "samples",
-                int | None,
+                str | None,
                 metavar="N",
                 help="take exactly this many samples",
                 show_default="as many as the precision needs",
             ),
             panel(
                 "seed",
-                int | None,
+                str | None,
                 metavar="N",
                 help="seed of weights and inputs",
                 show_default="0",
             ),
             panel(
                 "peak_tflops",
-                float | None,
+                str | None,
                 metavar="X",
                 help="the device's dense peak, TFLOP/s",
                 show_default="a table of known devices",
             ),
             panel(
                 "peak_gbps",
-                float | None,
+                str | None,
                 metavar="X",
                 help="the device's memory bandwidth, GB/s",
                 show_default="a table of known devices",
@@ -198,52 +199,24 @@ class _TimingFlags:
 
     def collect(self, values: Mapping[str, Any]) -> SettingsSection:
         """Check every value that was given.  Raises UsageError."""
-        given = {name: value for name, value in values.items() if value is not None}
-        for name, alias in (("mode", Mode), ("timer", TimerChoice), ("cache", Cache)):
-            if name in given:
-                _check(name, given[name], alias)
-        for name in ("device", "dtype", "threads"):
-            if name in given:
-                given[name] = [part.strip() for text in given[name] for part in text.split(",")]
-        for dtype in given.get("dtype", ()):
-            _check("dtype", dtype, Dtype)
-        for device in given.get("device", ()):
-            if not re.fullmatch(r"auto|cpu|mps|xpu|cuda(:\d+)?", device):
-                raise UsageError(f"--device {device!r} is not one of {DEVICES.replace('|', ', ')}")
-        if "threads" in given:
-            given["threads"] = [_threads(count) for count in given["threads"]]
-        for name in ("min_time", "max_time", "samples", "peak_tflops", "peak_gbps"):
-            if name in given and not given[name] > 0:
-                flag = name.replace("_", "-")
-                raise UsageError(f"--{flag} {given[name]:g} is not a number above 0")
-        if given.get("seed", 0) < 0:
-            raise UsageError(f"--seed {given['seed']} is not a whole number of at least 0")
-        if "precision" in given:
-            given["precision"] = parse_precision(given["precision"])
-        return SettingsSection.model_validate(given)
+        return section_of(values)
+
+
+def section_of(values: Mapping[str, Any]) -> SettingsSection:
+    """Read flags as a file's settings are read.  Raises UsageError, naming the flag."""
+    given = {
+        name: [parsed(part) for part in listed(value)] if isinstance(value, list) else value
+        for name, value in values.items()
+        if value is not None
+    }
+    texts = {name: parsed(value) for name, value in given.items() if isinstance(value, str)}
+    try:
+        return SettingsSection.model_validate(given | texts)
+    except ValidationError as error:
+        detail = error.errors(include_url=False)[0]
+        name = str(detail["loc"][0])
+        flag = name.replace("_", "-")
+        raise UsageError(f"--{flag} {wrong_value(name, detail)}") from None
 
 
 TimingFlags = _TimingFlags()
-
-
-def _check(name: str, value: str, alias: Any) -> None:
-    if value not in get_args(alias):
-        raise UsageError(f"--{name} {value!r} is not one of {', '.join(get_args(alias))}")
-
-
-def _threads(text: str) -> int:
-    if not re.fullmatch(r"[1-9]\d*", text):
-        raise UsageError(f"--threads {text!r} is not a whole number of at least 1")
-    return int(text)
-
-
-def parse_precision(text: str) -> float:
-    """Read ``1%`` or ``0.01``.  Raises UsageError outside (0, 1)."""
-    number = text.removesuffix("%").strip()
-    try:
-        value = float(number) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < 1:
-        raise UsageError(f"--precision {text!r} is not a share like 1% or 0.01")
-    return value

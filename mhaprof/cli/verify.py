@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
 from mhaprof import signals
-from mhaprof.cli.options import takes
+from mhaprof.cli.options import choices, listed, one_of, takes
 from mhaprof.cli.output import Output, OutputFlags, say
 from mhaprof.cli.progress import Bar
-from mhaprof.errors import EXIT_FINDING, EXIT_OK, UsageError
+from mhaprof.errors import EXIT_FINDING, EXIT_OK
 from mhaprof.point import count_point
-from mhaprof.records import Measured, Point
+from mhaprof.records import DEVICES, Dtype, Measured, Point
 from mhaprof.report.view import View, number, text
 from mhaprof.spec import AttentionSpec
 
@@ -27,12 +27,8 @@ def verify(
             help="implementation to verify (repeatable)", metavar="NAME", show_default="all"
         ),
     ] = None,
-    device: Annotated[
-        str, typer.Option(help="where to run", metavar="auto|cpu|cuda|cuda:N|mps|xpu")
-    ] = "cpu",
-    dtype: Annotated[
-        str, typer.Option(help="element type", metavar="float64|float32|float16|bfloat16")
-    ] = "float64",
+    device: Annotated[str, typer.Option(help="where to run", metavar=DEVICES)] = "cpu",
+    dtype: Annotated[str, typer.Option(help="element type", metavar=choices(Dtype))] = "float64",
     all_rows: Annotated[
         bool, typer.Option("--all", help="show every check, not a line per implementation")
     ] = False,
@@ -52,9 +48,8 @@ def verify(
     from mhaprof.measure.devices import resolve_device, threads
     from mhaprof.verification import CASES, verdicts
 
-    if dtype not in ("float64", "float32", "float16", "bfloat16"):
-        raise UsageError(f"--dtype {dtype!r} is not one of float64, float32, float16, bfloat16")
-    names = tuple(impl or attention.names())
+    dtype = one_of("--dtype", dtype, get_args(Dtype))
+    names = tuple(listed(impl or attention.names()))
     for name in names:
         attention.get(name, allow_import=allow_import)
     rows: list[dict[str, Any]] = []

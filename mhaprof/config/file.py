@@ -31,20 +31,18 @@ from mhaprof.config.located import refusal, shown
 from mhaprof.config.values import (
     Device,
     Distinct,
+    DtypeWord,
     FileStem,
     Fraction,
     ImplementationName,
     Label,
-    Natural,
     OneOrMore,
     OneStandsForMany,
-    Positive,
-    Seed,
     Shape,
     Target,
     Text,
 )
-from mhaprof.records import Cache, Dtype, Mode, TimerChoice
+from mhaprof.records import Cache, Mode, Natural, Positive, Seed, Threads, TimerChoice
 from mhaprof.spec import Flag, PartialSpec, Size
 
 CONFIG_VERSION = 1
@@ -72,8 +70,8 @@ class SettingsSection(Section):
     """
 
     device: Distinct[Device] | None = Field(None, description="where to run; a list is an axis")
-    dtype: Distinct[Dtype] | None = Field(None, description="of tensors; a list is an axis")
-    threads: Distinct[Natural] | None = Field(None, description="of the CPU; a list is an axis")
+    dtype: Distinct[DtypeWord] | None = Field(None, description="of tensors; a list is an axis")
+    threads: Distinct[Threads] | None = Field(None, description="of the CPU; a list is an axis")
     timer: TimerChoice | None = Field(None, description="how GPU time is taken")
     cache: Cache | None = Field(None, description="state of the caches before each call")
     mode: Mode | None = Field(None, description="what is timed")

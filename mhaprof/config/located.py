@@ -112,7 +112,7 @@ def _located(detail: ErrorDetails, tree: MapNode, *, words: _Words, file: str) -
     elif detail["type"] == "missing":
         message = "is missing" + _example(model_at(words.model, loc[:-1]), key)
     else:
-        message = _wrong_value(key, detail)
+        message = wrong_value(key, detail)
     return LocatedFault(
         file=file, line=place.line, column=place.column, key=shortened(key), message=message
     )
@@ -146,7 +146,7 @@ def _example(model: type[BaseModel] | None, key: str) -> str:
     return f"; add {key}: {examples[0]}" if examples else ""
 
 
-def _wrong_value(key: str, detail: ErrorDetails) -> str:
+def wrong_value(key: str, detail: ErrorDetails) -> str:
     """Word a value of the wrong type or out of range."""
     if detail["type"] == _REFUSAL:
         return detail["msg"]
@@ -166,7 +166,8 @@ def _wanted(kind: str, bounds: Mapping[str, Any]) -> str | None:
             "greater_than": ("above", "gt"),
             "less_than": ("below", "lt"),
         }[kind]
-        return f"a number {word} {bounds.get(limit):g}"
+        bound = bounds.get(limit)
+        return f"a number {word} {bound if isinstance(bound, int) else format(bound, 'g')}"
     if kind == "literal_error":
         return "one of " + str(bounds.get("expected")).replace("'", "").replace(" or ", ", ")
     return {

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
     BeforeValidator,
-    Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     PlainValidator,
@@ -19,7 +18,8 @@ from pydantic_core import CoreSchema, core_schema
 
 from mhaprof.config.grid import distinct
 from mhaprof.config.located import refusal, shown
-from mhaprof.spec import integral
+from mhaprof.records import DEVICE, DEVICES, Dtype
+from mhaprof.units import DTYPE_WORDS
 
 INPUT_DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "bool")
 """The dtypes that an input of a module may have."""
@@ -142,13 +142,17 @@ Shape = Annotated[
 Device = Annotated[
     str,
     Form(
-        pattern=r"auto|cpu|cuda(:[0-9]{1,4})?|mps|xpu(:[0-9]{1,4})?",
-        wanted="one of auto, cpu, cuda, cuda:N, mps, xpu",
+        pattern=rf"auto|gpu|{DEVICE}",
+        wanted=f"one of {DEVICES.replace('|', ', ')}",
     ),
 ]
-Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
-Natural = Annotated[int, Field(strict=True, ge=1, le=10**9), BeforeValidator(integral)]
-Seed = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
+DtypeWord = Annotated[
+    Dtype,
+    BeforeValidator(
+        lambda word: DTYPE_WORDS.get(word, word) if isinstance(word, str) else word,
+        json_schema_input_type=Dtype | Literal["fp64", "fp32", "fp16", "bf16"],
+    ),
+]
 Fraction = Annotated[
     float,
     PlainValidator(lambda value: _fraction(_percentage(value)), json_schema_input_type=float | str),

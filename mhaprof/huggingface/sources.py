@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
 import logging
+import re
 import socket
 import urllib.parse
 import urllib.request
@@ -35,7 +37,7 @@ class RawConfig:
 
 
 def read_config(reference: str) -> RawConfig:
-    """Read ``path/to/config.json`` (or its folder), or ``hf:org/name[@revision]``.
+    """Read ``path/to/config.json`` (or its folder), a preset, or ``hf:org/name[@revision]``.
 
     Raises UsageError for what cannot be found or read, ConfigError for text that is no
     JSON object, MissingExtra if the hub's client is needed and not installed.
@@ -45,7 +47,18 @@ def read_config(reference: str) -> RawConfig:
     path = Path(reference)
     if path.is_dir():
         path = path / "config.json"
+    elif reference in preset_names() and not path.exists():
+        return read_preset(reference)
     return _parsed(path, source=str(path))
+
+
+def _hint(reference: str) -> str:
+    """Say what a name that is no file was probably meant to be."""
+    near = difflib.get_close_matches(reference, preset_names(), n=1)
+    if near:
+        return f"; did you mean the preset {near[0]}?"
+    hub = re.fullmatch(r"[\w.-]+/[\w.-]+(@\w+)?", reference) and not reference.endswith(".json")
+    return f"; for the model on the hub give {HUB_PREFIX}{reference}" if hub else ""
 
 
 MAX_CHARACTERS = 4 * 1024**2
@@ -57,7 +70,8 @@ def _parsed(path: Path, *, source: str) -> RawConfig:
         with path.open(encoding="utf-8-sig") as file:
             text = file.read(MAX_CHARACTERS + 1)
     except OSError as error:
-        raise UsageError(f"--model {source}: {error.strerror or error}") from error
+        hint = _hint(source) if isinstance(error, FileNotFoundError) else ""
+        raise UsageError(f"--model {source}: {error.strerror or error}{hint}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"--model {source}: is not UTF-8 text; expected JSON") from error
     except ValueError as error:  # a NUL in the name
@@ -179,8 +193,6 @@ def preset_names() -> list[str]:
 
 def read_preset(name: str) -> RawConfig:
     """Read a preset by its name.  Raises UsageError for an unknown one."""
-    import difflib
-
     names = preset_names()
     if name not in names:
         near = difflib.get_close_matches(name, names, n=1)

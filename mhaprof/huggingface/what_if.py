@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from mhaprof.errors import SpecError, UsageError
 from mhaprof.huggingface.plan import LayerKind, ModelPlan
 from mhaprof.spec import AttentionSpec
-from mhaprof.units import DTYPE_BYTES
+from mhaprof.units import DTYPE_BYTES, DTYPE_WORDS
 
 SIZES = (
     "batch",
@@ -41,23 +42,39 @@ class Change:
     cache_dtype: str | None
 
 
-def parse_change(text: str) -> Change:
-    """Read ``kv_heads=4`` or several changes at once, ``kv_heads=4,window=4096``.
+def parse_changes(text: str) -> list[Change]:
+    """Read ``kv_heads=4``, several at once (``kv_heads=4,window=4096``), or ``kv_heads=1,2,4``.
 
-    Raises UsageError for an unknown name or a value that is no number.
+    A list makes a change for each of its values.  Raises UsageError for an unknown name
+    or a value that is no number.
     """
+    values: dict[str, list[str]] = {}
+    name = ""
+    for part in text.split(","):
+        given, separator, value = part.partition("=")
+        if not separator and not name:
+            raise UsageError(f"--what-if {part!r} is not of the form name=value")
+        if separator:
+            name = given.strip()
+            if name in values:
+                raise UsageError(f"--what-if {text}: {name} is given twice; repeat --what-if")
+        values.setdefault(name, []).append((value if separator else part).strip())
+    return [
+        parse_change(",".join(map("=".join, zip(values, chosen, strict=True))))
+        for chosen in itertools.product(*values.values())
+    ]
+
+
+def parse_change(text: str) -> Change:
+    """Read one change of one or more fields, one value each."""
     fields: dict[str, int | None] = {}
     cache_dtype = None
     for part in text.split(","):
-        name, separator, value = (piece.strip() for piece in part.partition("="))
-        if not separator:
-            raise UsageError(f"--what-if {part!r} is not of the form name=value")
-        if name in fields or (name == "cache_dtype" and cache_dtype is not None):
-            raise UsageError(f"--what-if {text}: {name} is given twice; repeat --what-if")
+        name, _, value = part.partition("=")
         if name == "cache_dtype":
-            if value not in DTYPE_BYTES:
+            cache_dtype = DTYPE_WORDS.get(value, value)
+            if cache_dtype not in DTYPE_BYTES:
                 raise UsageError(f"--what-if {part}: not one of {', '.join(DTYPE_BYTES)}")
-            cache_dtype = value
         elif name in SIZES:
             fields[name] = _size(name, value)
         else:
@@ -86,7 +103,7 @@ def changed(plan: ModelPlan, change: Change) -> ModelPlan:
     touched = any(new != old for new, old in zip(kinds, base.kinds, strict=True))
     meant = any(_applicable(kind, kind.spec, fields) for kind in base.kinds)
     if fields and not touched and not meant:
-        raise UsageError(f"--what-if {change.text}: no layer of {plan.source} has that")
+        raise UsageError(f"{change.text}: no layer of {plan.source} has that")
 
     def rebuild(count: int) -> ModelPlan:
         again = plan.at(count)
@@ -116,7 +133,7 @@ def _changed_spec(
     try:
         return spec.replace(**_tied(spec, meant))
     except SpecError as error:
-        raise UsageError(f"--what-if {text}: {kind.name}: {error}") from error
+        raise UsageError(f"{text}: {kind.name}: {error}") from error
 
 
 def _applicable(kind: LayerKind, spec: AttentionSpec, fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from mhaprof.errors import Unavailable, UsageError
 from mhaprof.measure.timers import Call, EventTimer, WallTimer
-from mhaprof.records import Cache, TimerChoice
+from mhaprof.records import DEVICE, DEVICES, Cache, TimerChoice
 
 if TYPE_CHECKING:
     import torch
@@ -39,22 +39,25 @@ ROOT = Path("/")
 def resolve_device(name: str) -> str:
     """Return a device that is there: ``cpu``, ``cuda``, ``cuda:N``, ``mps`` or ``xpu``.
 
-    ``auto`` takes the first of cuda, xpu, mps and cpu.  An explicit request never falls
-    back: raises Unavailable (code ``no_cuda``, ``no_mps``, ``no_xpu``) when it is not
-    there, UsageError when it is no device name.  ``cpu`` is always there: no torch needed.
+    ``auto`` takes the first of cuda, xpu, mps and cpu, ``gpu`` the first but cpu.  An
+    explicit request never falls back: raises Unavailable (code ``no_cuda``, ``no_mps``,
+    ``no_xpu``) when it is not there, UsageError when it is no device name.  ``cpu`` is
+    always there: no torch needed.
     """
+    if not re.fullmatch(rf"auto|gpu|{DEVICE}", name):
+        raise UsageError(f"device {name!r} is not one of {DEVICES.replace('|', ', ')}")
     if name == "cpu" or (name == "auto" and _surely_no_accelerator()):
         return "cpu"
     import torch
 
-    if name == "auto":
+    if name in ("auto", "gpu"):
         if torch.cuda.is_available():
             return "cuda"
         if torch.xpu.is_available():
             return "xpu"
-        return "mps" if torch.backends.mps.is_available() else "cpu"
-    if not re.fullmatch(r"cpu|mps|xpu|cuda(:\d+)?", name):
-        raise UsageError(f"device {name!r} is not one of auto, cpu, cuda, cuda:N, mps, xpu")
+        if torch.backends.mps.is_available():
+            return "mps"
+        name = "cpu" if name == "auto" else "cuda"
     kind, _, index = name.partition(":")
     if kind == "cuda":
         _require_cuda(name, int(index or 0))

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from mhaprof.records import Record
+from typing import Annotated
+
+from pydantic import Field
+
+from mhaprof.records import Natural, Positive, Record, Seed
 
 COUNTERS = ("fvcore", "torch", "closed-form")
 """All counters; by default all three count and must agree."""
@@ -26,11 +30,11 @@ class MeasureOptions(Record):
     counters: tuple[str, ...] = COUNTERS
     backward: bool = False
     cache_dtype: str = DEFAULT_CACHE_DTYPE
-    min_time_s: float = DEFAULT_MIN_TIME_S
-    max_time_s: float = DEFAULT_MAX_TIME_S
-    precision: float = DEFAULT_PRECISION
-    samples: int | None = None
-    seed: int = 0
-    peak_tflops: float | None = None
-    peak_gbps: float | None = None
+    min_time_s: Positive = DEFAULT_MIN_TIME_S
+    max_time_s: Positive = DEFAULT_MAX_TIME_S
+    precision: Annotated[float, Field(gt=0, lt=1)] = DEFAULT_PRECISION
+    samples: Natural | None = None
+    seed: Seed = 0
+    peak_tflops: Positive | None = None
+    peak_gbps: Positive | None = None
     allow_import: bool = False

@@ -67,7 +67,8 @@ def model_rows(cost: ModelCost, *, what_if: str | None = None) -> list[Row]:
     total: Row = dict.fromkeys(COLUMNS) | shared
     total.update(name="model", role="total", layers_missing=plan.layers_missing)
     total.update(_costs(cost.total))
-    total.update({field: _common(rows, field) for field in ("batch", "tokens", "phase")})
+    shape = ("batch", "tokens", "kv_tokens", "phase")
+    total.update({field: _common(rows, field) for field in shape})
     return [*rows, total]
 
 

@@ -17,19 +17,19 @@ DEV = Path("/dev")
 
 
 def named_device(name: str) -> str:
-    """Return the device to plan for: ``auto`` resolved, anything else as it was given.
+    """Return the device to plan for: ``auto`` and ``gpu`` resolved, anything else as it was given.
 
     A device that is given and not there becomes a skip of its points, not an error:
     other devices of the sweep may be there.  The driver stays without torch, which
     the workers import, unless ``auto`` has something to choose from.
     """
-    if name != "auto":
+    if name not in ("auto", "gpu"):
         return name
     if not may_have_accelerator():
-        return "cpu"
+        return "cpu" if name == "auto" else "cuda"
     from mhaprof.measure.devices import resolve_device
 
-    return resolve_device("auto")
+    return resolve_device(name)
 
 
 def may_have_accelerator(*, dev: Path = DEV, platform: str = sys.platform) -> bool:
@@ -47,7 +47,7 @@ def pool_of(text: str) -> list[str]:
     if text != ALL:
         names = list(dict.fromkeys(part.strip() for part in text.split(",")))
         for name in names:
-            if not re.fullmatch(r"cuda:\d+", name):
+            if not re.fullmatch(r"cuda:[0-9]{1,4}", name):
                 raise UsageError(
                     f"--devices {name!r} is not all or a list of cuda:N; "
                     "a single device of another kind goes into --device"

@@ -36,7 +36,7 @@ sweep:
   out_proj: [yes]
   exclude: [dim %, 3, "hed > 3"]
   zip: [{dim: [1, 2], tokens: 3}]
-settings: {device: gpu, precision: 3, min_time: -1, heads: 3}
+settings: {device: tpu, precision: 3, min_time: -1, heads: 3}
 measure: [flops, speed]
 reference: no
 zzz: 1
@@ -63,7 +63,7 @@ def test_all_faults_of_a_file_are_told_at_once_in_the_order_of_the_file() -> Non
         "f.yaml:10:20: exclude: 3 is not a condition such as 'dim % heads != 0'",
         "f.yaml:10:23: exclude: 'hed > 3': hed at character 1 is not a field; did you mean heads?",
         "f.yaml:11:9: zip: tokens has 1, dim has 2 values; zip takes as many of each",
-        "f.yaml:12:20: device: 'gpu' is not one of auto, cpu, cuda, cuda:N, mps, xpu",
+        "f.yaml:12:20: device: 'tpu' is not one of auto, cpu, gpu, cuda, cuda:N, mps, xpu",
         "f.yaml:12:36: precision: 3 is not a fraction between 0 and 1, such as 0.01 or 1%",
         "f.yaml:12:49: min_time: -1 is not a number above 0",
         "f.yaml:12:53: heads: unknown key here; it belongs under defaults, a point or a sweep",
@@ -292,7 +292,7 @@ def test_no_line_break_or_escape_of_a_file_reaches_the_terminal() -> None:
         "f.yaml:2:10: a\\x1b[31m\\nb: unknown key; expected one of batch, tokens, kv_tokens, dim, "
         "heads, kv_heads, head_dim, v_head_dim, out_proj, kv_proj, qkv_bias, k_bias, out_bias, "
         "causal, window, chunk, phase, qk_norm, output_gate, sinks, ...",
-        "f.yaml:3:20: device: '\\x1b[2J' is not one of auto, cpu, cuda, cuda:N, mps, xpu",
+        "f.yaml:3:20: device: '\\x1b[2J' is not one of auto, cpu, gpu, cuda, cuda:N, mps, xpu",
     ]
 
 

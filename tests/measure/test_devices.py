@@ -86,7 +86,7 @@ def test_auto_imports_torch_only_where_it_could_find_an_accelerator(
     sys.modules.pop("torch", None)
 
 
-@pytest.mark.parametrize("name", ["gpu", "cuda:x", "", "cpu:0"])
+@pytest.mark.parametrize("name", ["tpu", "cuda:99999", "xpu:0", "cuda:x", "", "cpu:0"])
 def test_a_word_that_is_no_device_is_a_usage_error(name: str) -> None:
     with pytest.raises(UsageError, match="is not one of auto, cpu"):
         devices.resolve_device(name)

@@ -123,6 +123,9 @@ def test_an_unknown_family_warns_on_standard_error_and_in_json(
         (("--preset", "llama-3-8b", "x.json"), "give one"),
         (("--preset", "nothing"), "`mhaprof presets` lists them"),
         (("nowhere.json",), "nowhere.json: No such file"),
+        (("llama-3-8",), "llama-3-8: No such file or directory; did you mean the preset llama-3-8"),
+        (("some-org/its-name",), "on the hub give hf:some-org/its-name"),
+        (("--preset", "llama-3-8b", "--tokens", "8,x"), "--tokens 'x' is not a whole number"),
         (("--preset", "llama-3-8b", "--phase", "later"), "--phase 'later' is not one of"),
         (("--preset", "llama-3-8b", "--part", "left"), "--part 'left' is not one of"),
         (("--preset", "llama-3-8b", "--cache-dtype", "int3"), "--cache-dtype 'int3'"),
@@ -218,8 +221,8 @@ def test_each_distinct_kind_of_layer_is_a_point_to_measure() -> None:
         ("sliding_attention tokens=128", 128, 2),
         ("full_attention tokens=128", 128, 2),
     ]
-    with pytest.raises(UsageError, match="--heads is what the model's file says"):
-        choice.planned({"heads": [4]})
+    with pytest.raises(UsageError, match="--qkv-bias is what the model's file says"):
+        choice.planned({"qkv_bias": [True]})
     one = ModelFlags.collect(asked | {"partial": False, "layer": 1})
     assert [point.name for point in one.planned({"tokens": [64]})] == ["full_attention"]
     far = ModelFlags.collect(asked | {"partial": False, "layer": 46})
@@ -227,3 +230,39 @@ def test_each_distinct_kind_of_layer_is_a_point_to_measure() -> None:
         far.planned({})
     nothing = {"model": None, "preset": None, "layer": None, "part": "text", "partial": False}
     assert ModelFlags.collect(nothing) is None
+
+
+def test_a_preset_is_found_by_its_bare_name_and_a_list_makes_a_table_each(mhaprof: Any) -> None:
+    arguments = ("llama-3-8b", "--tokens", "1024,8192", "--phase", "decode", "--batch", 2)
+    ran = mhaprof("model", *arguments, "--format", "json")
+    assert ran.code == 0
+    totals = [row for row in ran.rows if row["role"] == "total"]
+    assert [(row["kv_tokens"], row["batch"]) for row in totals] == [(1024, 2), (8192, 2)]
+    assert [row["kv_cache_bytes"] for row in totals] == [2 * 2**27, 2 * 2**30]
+    shown = mhaprof("model", *arguments).out
+    assert "1024 tokens of cache" in shown
+    assert "8192 tokens of cache" in shown
+
+
+def test_what_ifs_take_lists(mhaprof: Any) -> None:
+    ran = mhaprof("model", "llama-3-8b", "--what-if", "kv_heads=1,2,window=64", "--what-if",
+                  "cache_dtype=fp16", "--format", "json")  # fmt: skip
+    assert ran.code == 0
+    totals = [row["what_if"] for row in ran.rows if row["role"] == "total"]
+    assert totals == [None, "kv_heads=1,window=64", "kv_heads=2,window=64", "cache_dtype=fp16"]
+    assert ran.rows[-1]["cache_dtype"] == "float16"
+
+
+def test_sizes_of_a_preset_are_varied_by_their_flags(mhaprof: Any) -> None:
+    arguments = ("--preset", "llama-3-8b", "--tokens", 16, "--kv-heads", "1,8,5", "--format=json")
+    ran = mhaprof("flops", *arguments, "--no-reference")
+    assert ran.code == 0
+    one, eight, five = ran.rows
+    assert [one["kv_heads"], eight["kv_heads"]] == [1, 8]
+    assert one["macs_k_proj"] * 8 == eight["macs_k_proj"] == 16 * 4096 * 8 * 128
+    assert one["name"].endswith("kv_heads=1")
+    assert (five["reason"], five["name"]) == ("impossible_spec", "kv_heads=5")
+    assert "multiple of kv_heads 5" in five["message"]
+    alone = mhaprof("flops", "--preset", "llama-3-8b", "--kv-heads", 5)
+    assert (alone.code, len(alone.err.splitlines())) == (2, 1)
+    assert "multiple of kv_heads 5" in alone.err

@@ -11,7 +11,7 @@ from mhaprof.errors import UsageError
 from mhaprof.huggingface import ModelPlan, layers_of
 from mhaprof.huggingface.cost import cost_of
 from mhaprof.huggingface.sources import read_preset
-from mhaprof.huggingface.what_if import changed, parse_change
+from mhaprof.huggingface.what_if import changed, parse_changes
 
 SMALL: dict[str, Any] = {
     "model_type": "llama",
@@ -43,7 +43,7 @@ def preset_plan(name: str, **options: Any) -> ModelPlan:
 
 
 def what_if(plan: ModelPlan, text: str) -> ModelPlan:
-    return changed(plan, parse_change(text))
+    return changed(plan, parse_changes(text)[0])
 
 
 def test_the_model_is_the_sum_of_its_layers() -> None:

@@ -295,3 +295,40 @@ def test_the_schema_is_json_schema_that_the_editors_know(mhaprof: Any) -> None:
     assert printed.json["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     assert mhaprof("schema", "-o", "schema.json").code == 0
     assert Path("schema.json").read_text() == printed.out
+
+
+def test_a_sweep_of_flags_alone_is_named_by_out_and_resumes(mhaprof: Any) -> None:
+    flags = ("sweep", "--batch", 1, "--tokens", 16, "--dim", 32, "--heads", "1,2,3", "--inline",
+             "--impl", "eager,sdpa")  # fmt: skip
+    ran = mhaprof(*flags)
+    assert (ran.code, ran.out) == (2, "")
+    assert "give --out results/NAME.sqlite" in ran.err
+    assert mhaprof(*flags, "--dry-run").code == 0
+    for _ in range(2):
+        ran = mhaprof(*flags, "--out", "mine.sqlite", "--format", "json")
+        assert ran.code == 0
+    assert [(row["name"], row["implementation"], row["status"]) for row in ran.rows[1:]] == [
+        ("heads=1", "eager", "ok"),
+        ("heads=1", "sdpa", "ok"),
+        ("heads=2", "eager", "ok"),
+        ("heads=2", "sdpa", "ok"),
+        ("heads=3", "eager", "skipped"),
+        ("heads=3", "sdpa", "skipped"),
+    ]
+
+
+def test_a_preset_varied_by_flags_is_timed(mhaprof: Any) -> None:
+    ran = mhaprof(
+        "sweep", "--preset", "llama-3-8b", "--tokens", 4, "--dim", 64, "--heads", 4, "--head-dim",
+        16, "--kv-heads", "1,2", "--dtype", "fp32,bf16", "--measure", "latency", "--inline",
+        "--device", "cpu", "--threads", 1, "--samples", 3, "--min-time", 0.01, "--impl", "sdpa",
+        "--format", "json",
+    )  # fmt: skip
+    assert ran.code == 0
+    assert [(row["kv_heads"], row["dtype"], row["status"]) for row in ran.rows] == [
+        (1, "float32", "ok"),
+        (1, "bfloat16", "ok"),
+        (2, "float32", "ok"),
+        (2, "bfloat16", "ok"),
+    ]
+    assert all(row["latency_median_s"] > 0 for row in ran.rows)
