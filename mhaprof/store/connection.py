@@ -25,8 +25,9 @@ _sound: set[tuple[int, ...]] = set()
 def worded(path: Path) -> Iterator[None]:
     """Turn errors of SQLite and of the file system into one line about ``path``.
 
-    Raises Unavailable (codes ``disk_full``, ``store_locked``, ``store_io``) when the
-    disk or another process is in the way, UsageError when the file or folder is wrong.
+    Raises Unavailable (codes ``disk_full``, ``store_gone``, ``store_locked``,
+    ``store_io``) when the disk or another process is in the way, UsageError when the
+    file or folder is wrong.
     """
     try:
         yield
@@ -48,7 +49,13 @@ _NOT_OURS = (
 
 
 def _explained(path: Path, error: sqlite3.Error) -> MhaprofError:
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    whole = getattr(error, "sqlite_errorcode", 0)
+    code = whole & 0xFF
+    if whole == sqlite3.SQLITE_READONLY_DBMOVED:
+        return Unavailable(
+            f"{path} was deleted or replaced while it was written; run the same command again",
+            code="store_gone",
+        )
     if code in _NOT_OURS:
         return UsageError(
             f"{path} is no result file of mhaprof, or it is damaged ({error}); "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import sys
 from pathlib import Path
 
 from mhaprof.errors import Unavailable
@@ -27,7 +28,14 @@ class WriterLock:
         self._sign()
 
     def _acquire(self, store: Path) -> int:
-        import fcntl
+        try:
+            import fcntl
+        except ImportError as error:
+            raise Unavailable(
+                "sweep, merge and ab need Linux, macOS or WSL: they lock their files by fcntl, "
+                f"which {sys.platform} has not; counts, times, results and gates work here",
+                code="no_fcntl",
+            ) from error
 
         while True:
             handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)

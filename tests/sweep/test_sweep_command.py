@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -181,9 +182,70 @@ def test_ctrl_c_keeps_what_was_measured_and_exits_130() -> None:
     assert not Path("l.sqlite.lock").exists()
 
 
+FILLS = """
+mount -t tmpfs -o size=2m tmpfs small || exit 99
+head -c 1900k /dev/zero >small/filler
+"$@" >first.json; echo $? >first
+cp small/c.sqlite first.sqlite
+rm small/filler
+"$@" >second.json
+"""
+"""Runs a command on a disk that gets full, then again with room on it.
+
+The disk is there for this shell alone, whatever ends it.
+"""
+
+
+def test_a_full_disk_keeps_what_was_committed_and_the_same_command_resumes() -> None:
+    Path("small").mkdir()
+    text = COUNTS.replace("[1, 2, 3, 4]", "{range: [1, 64]}").replace("dim: 64", "head_dim: 8")
+    Path("counts.yaml").write_text(text)
+    alone = ["unshare", "--mount", "sh", "-c", FILLS, "sh", sys.executable, "-m", "mhaprof"]
+    sweep = ["sweep", "counts.yaml", "--out", "small/c.sqlite", "--inline", "--format", "json"]
+    try:
+        done = subprocess.run([*alone, *sweep], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("no unshare(1) here")
+    if done.returncode in (1, 99) and not Path("first").exists():
+        pytest.skip("nothing can be mounted here")
+    assert Path("first").read_text() == "4\n"
+    assert json.loads(Path("first.json").read_text())["error"]["exit_code"] == 4
+    assert 0 < stored("first.sqlite") < 65
+    first, second = done.stderr.splitlines()
+    assert first.startswith("mhaprof: the disk of small/c.sqlite is full; what was committed is")
+    assert second == "mhaprof: small/c.sqlite: 65 ok, 0 skipped, 0 failed"
+    assert done.returncode == 0
+    assert len(json.loads(Path("second.json").read_text())["rows"]) == 65
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(
+    mhaprof: Any,
+) -> None:
+    ran = mhaprof("sweep", "counts.yaml", "--inline", "--out", "/proc/mhaprof/c.sqlite")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("mhaprof: /proc/mhaprof/c.sqlite cannot be written: ")
+
+
+def test_a_read_only_file_is_refused_before_anything_is_measured(
+    mhaprof: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert mhaprof("sweep", "counts.yaml", "--inline", "--out", "c.sqlite").code == 0
+    connect = sqlite3.connect
+
+    def read_only(path: object, **options: Any) -> sqlite3.Connection:
+        return connect(f"file:{path}?mode=ro", uri=True, **options)
+
+    monkeypatch.setattr("mhaprof.store.connection.sqlite3.connect", read_only)
+    ran = mhaprof("sweep", "counts.yaml", "--inline", "--out", "c.sqlite")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == (
+        "mhaprof: c.sqlite cannot be opened or written; check its folder's permissions\n"
+    )
+
+
 def stored(path: str) -> int:
     try:
-        with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as plain:
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as plain:
             return int(plain.execute("SELECT count(*) FROM results").fetchone()[0])
     except sqlite3.OperationalError:
         return 0
