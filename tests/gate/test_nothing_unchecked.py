@@ -345,6 +345,7 @@ def test_merging_a_new_plan_into_an_old_file_replaces_the_old_plan(
     for _ in range(2):
         assert mhaprof("merge", "c.sqlite", "--out", "all.sqlite").code == 0
         assert len(mhaprof("results", "all.sqlite", "--format", "json").rows) == 2
+    Path("c.sqlite").unlink()
     sweep("{name: a, kv_heads: 8}, {name: b, kv_heads: 1}")
     assert mhaprof("merge", "c.sqlite", "--out", "all.sqlite").code == 0
     ran = mhaprof("results", "all.sqlite", "--format", "json", "--all")
