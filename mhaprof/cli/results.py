@@ -42,7 +42,10 @@ def results(
     *,
     out: Output,
 ) -> int:
-    """Show or export a result file: one row per point and round of the last plan."""
+    """Show or export a result file: one row per point and round, in the planned order.
+
+    Rows that only earlier plans asked for are kept, named, and shown with --all.
+    """
     with Reader(file, every_plan=everything) as reader:
         emit(reader, out, limit=0 if everything else limit, samples=samples)
         missing, earlier = reader.missing(), reader.earlier()

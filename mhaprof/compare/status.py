@@ -73,6 +73,10 @@ def _redefined(pair: Pair, base: Row, new: Row, costs: Sequence[Judgement]) -> F
     verdicts = {judgement.verdict for judgement in costs}
     improved = "improved" in verdicts and "regressed" not in verdicts
     changed = [each for each in costs if each.verdict != "unchanged"]
+    if [each.metric for each in changed[:2]] == ["macs", "macs_exact"] and (
+        (changed[0].base, changed[0].new) == (changed[1].base, changed[1].new)
+    ):
+        del changed[1]
     cost = "; ".join(map(_cost, changed)) or ("at the same counts" if costs else "not counted")
     return "improved" if improved else "regressed", "definition_changed", f"{changes}: {cost}"
 

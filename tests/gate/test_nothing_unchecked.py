@@ -345,8 +345,10 @@ def test_merging_a_new_plan_into_an_old_file_replaces_the_old_plan(
     for _ in range(2):
         assert mhaprof("merge", "c.sqlite", "--out", "all.sqlite").code == 0
         assert len(mhaprof("results", "all.sqlite", "--format", "json").rows) == 2
-    sweep("{name: a, kv_heads: 8}")
+    Path("c.sqlite").unlink()
+    sweep("{name: a, kv_heads: 8}, {name: b, kv_heads: 1}")
     assert mhaprof("merge", "c.sqlite", "--out", "all.sqlite").code == 0
     ran = mhaprof("results", "all.sqlite", "--format", "json", "--all")
-    assert (ran.rows[0]["kv_heads"], ran.rows[0]["plan"]) == (8, "last")
-    assert len(mhaprof("results", "all.sqlite", "--format", "json").rows) == 1
+    assert [row["plan"] for row in ran.rows] == ["last", "last", "earlier", "earlier"]
+    assert [row["kv_heads"] for row in ran.rows[:2]] == [8, 1]
+    assert len(mhaprof("results", "all.sqlite", "--format", "json").rows) == 2
