@@ -27,6 +27,7 @@ from pydantic import BaseModel, ConfigDict
 
 from mhaprof.errors import UsageError
 from mhaprof.records import ModulePoint
+from mhaprof.units import DTYPE_WORDS
 
 if TYPE_CHECKING:
     import torch
@@ -95,11 +96,17 @@ def module_point(
     parse_target(target)
     if not inputs:
         raise UsageError(f"module {target} needs its inputs; give --input with {INPUT_FORM}")
-    for text in inputs:
+    spelled = tuple(map(_in_torchs_words, inputs))
+    for text in spelled:
         parse_input(text)
     return ModulePoint(
-        name=name, implementation=target, kwargs=dict(kwargs), inputs=tuple(inputs), code=code
+        name=name, implementation=target, kwargs=dict(kwargs), inputs=spelled, code=code
     )
+
+
+def _in_torchs_words(text: str) -> str:
+    sizes, colon, dtype = text.partition(":")
+    return sizes + colon + DTYPE_WORDS.get(dtype, dtype)
 
 
 def code_of(target: str) -> str:

@@ -7,6 +7,8 @@ fvcore calls that one FLOP, everyone who quotes TFLOP/s calls it two.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 FLOPS_PER_MAC = 2
 """FLOPs in one multiply-accumulate, the convention of TFLOP/s figures."""
 
@@ -41,28 +43,25 @@ def format_count(value: int) -> str:
 
 def format_si(value: int) -> str:
     """Format an integer with three significant digits and a prefix (``51.5 G``)."""
-    for power, prefix in ((15, "P"), (12, "T"), (9, "G"), (6, "M")):
-        if value >= 10**power:
-            return f"{value / 10**power:.{max(0, 3 - len(str(value // 10**power)))}f} {prefix}"
-    return str(value)
+    return str(value) if value < 10**6 else _scaled(value / 1e6, 1000, "MGTPE", form="#.3g")
 
 
 def format_seconds(seconds: float) -> str:
     """Format a duration with four significant digits in the unit that fits."""
-    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if seconds >= scale:
-            return f"{seconds / scale:.4g} {unit}"
-    return f"{seconds / 1e-9:.4g} ns"
+    return _scaled(seconds * 1e9, 1000, ("ns", "us", "ms", "s"))
 
 
 def format_bytes(count: float) -> str:
     """Format a number of bytes in binary units (KiB, MiB, GiB, TiB)."""
-    if count < 1024:
-        return f"{count:.0f} B"
-    for power, unit in enumerate(("KiB", "MiB", "GiB"), start=1):
-        if count < 1024 ** (power + 1):
-            return f"{count / 1024**power:.4g} {unit}"
-    return f"{count / 1024**4:.4g} TiB"
+    return _scaled(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
+
+
+def _scaled(value: float, ratio: int, units: Sequence[str], *, form: str = ".4g") -> str:
+    """Format a value, given in the first unit, in the one that fits it once it is rounded."""
+    index = 0
+    while float(f"{value:{form}}") >= ratio and index < len(units) - 1:
+        value, index = value / ratio, index + 1
+    return f"{f'{value:{form}}'.rstrip('.')} {units[index]}"
 
 
 def format_ratio(ratio: float) -> str:

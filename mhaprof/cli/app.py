@@ -10,8 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from mhaprof import __version__, signals
-from mhaprof.cli.commands import add_commands
+from mhaprof import signals
+from mhaprof.cli.commands import COMMANDS, ROOT, add_commands
+from mhaprof.cli.help import HelpGroup, version
 from mhaprof.cli.output import ClosedOutput, abandon_stdout, is_broken_pipe, say
 from mhaprof.errors import (
     EXIT_INTERRUPTED,
@@ -19,6 +20,7 @@ from mhaprof.errors import (
     EXIT_POINT_FAILED,
     EXIT_USAGE,
     MhaprofError,
+    UsageError,
 )
 from mhaprof.report.tabular import to_json
 
@@ -39,9 +41,15 @@ def build(arguments: Sequence[str]) -> typer.Typer:
     """Return the application with the command that ``arguments`` name loaded."""
     app = typer.Typer(
         name="mhaprof",
-        help="What attention costs: exact FLOP counts, trustworthy times, a gate for CI.",
+        help=ROOT.help,
+        cls=HelpGroup,
+        rich_markup_mode=None,
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+        context_settings={
+            "help_option_names": ["-h", "--help", "--help-all"],
+            "max_content_width": 100,
+            "obj": {"everything": "--help-all" in arguments},
+        },
     )
     app.callback(invoke_without_command=True)(root)
     add_commands(app, arguments, everything=COMPLETION in os.environ)
@@ -50,14 +58,13 @@ def build(arguments: Sequence[str]) -> typer.Typer:
 
 def root(
     ctx: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Print the versions and exit.", is_eager=True)
     ] = False,
 ) -> None:
     """What attention costs: exact FLOP counts, trustworthy times, a gate for CI."""
-    if version:
-        print(f"mhaprof {__version__}")
-        raise typer.Exit(EXIT_OK)
+    if show_version:
+        raise typer.Exit(version())
     if ctx.invoked_subcommand is None:
         print(ctx.get_help())
         raise typer.Exit(EXIT_OK)
@@ -67,9 +74,16 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command line and return the exit code; never raises for a user's error."""
     if sys.stdout is None:
         sys.stdout = ClosedOutput()
+    arguments = _in_flags(arguments)
     command = typer.main.get_command(build(arguments))
     signals.begin()
     return signals.exit_code(_run(command, arguments))
+
+
+def _in_flags(arguments: Sequence[str]) -> Sequence[str]:
+    """Return ``help COMMAND`` as ``COMMAND --help``, and ``help`` as ``--help``."""
+    first, *words = [*arguments, ""]
+    return [*words[:-1], "--help"] if first == "help" and words[0] in ("", *COMMANDS) else arguments
 
 
 def _run(command: Any, arguments: Sequence[str]) -> int:
@@ -91,7 +105,10 @@ def _run(command: Any, arguments: Sequence[str]) -> int:
         abandon_stdout()
         return EXIT_OK
     except MhaprofError as error:
-        return _failed(arguments, str(error), error.exit_code)
+        message = str(error)
+        if isinstance(error, UsageError) and message.startswith("--"):
+            message += f" ({_help_of(arguments, error)})"
+        return _failed(arguments, message, error.exit_code)
     except Exception as error:  # noqa: BLE001  (a defect costs one line too)
         return _unexpected(arguments, error)
 
@@ -99,7 +116,8 @@ def _run(command: Any, arguments: Sequence[str]) -> int:
 def _unexpected(arguments: Sequence[str], error: Exception) -> int:
     """Word a parse error of the command line, or admit a defect in one line."""
     if isinstance(error, _command_line_error()):
-        return _failed(arguments, _parse_error(arguments, error), EXIT_USAGE)
+        message = f"{_parse_error(arguments, error)} ({_help_of(arguments, error)})"
+        return _failed(arguments, message, EXIT_USAGE)
     if signals.exit_code(EXIT_OK):  # what a library made of the interrupt
         return _failed(arguments, "interrupted", EXIT_INTERRUPTED)
     if isinstance(error, MemoryError) or getattr(error, "errno", None) in EXHAUSTED:
@@ -117,6 +135,13 @@ def _unexpected(arguments: Sequence[str], error: Exception) -> int:
         f"{message}; please report it with the output of MHAPROF_TRACEBACK=1",
         EXIT_INTERNAL,
     )
+
+
+def _help_of(arguments: Sequence[str], error: Exception) -> str:
+    """Return the command line that helps with an error of flags."""
+    context = getattr(error, "ctx", None)
+    named = [word for word in arguments[:1] if word in COMMANDS]
+    return f"{context.command_path if context else ' '.join(['mhaprof', *named])} --help"
 
 
 def _parse_error(arguments: Sequence[str], error: Any) -> str:

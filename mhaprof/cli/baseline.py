@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from mhaprof.cli.help import HelpCommand
 from mhaprof.cli.options import takes
 from mhaprof.cli.output import Output, OutputFlags, say, write_atomically
 from mhaprof.compare.baseline import ROOT, baselines
@@ -14,7 +15,7 @@ from mhaprof.errors import EXIT_OK, UsageError
 from mhaprof.report.runfile import load_candidate
 from mhaprof.report.view import View, count, text
 
-app = typer.Typer(help="Keep what later runs are compared with.", no_args_is_help=True)
+app = typer.Typer(help="Keep what later runs are compared with.")
 
 
 @app.callback()
@@ -54,7 +55,7 @@ def update(
     return EXIT_OK
 
 
-app.command("update")(update)
+app.command("update", cls=HelpCommand)(update)
 
 
 def _written(path: Path, document: str) -> str:

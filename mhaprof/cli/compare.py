@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mhaprof.cli.options import option, takes
+from mhaprof.cli.options import listed, option, takes
 from mhaprof.cli.output import Output, OutputFlags, say
 from mhaprof.compare import (
     CONDITIONS,
@@ -77,8 +77,7 @@ class _JudgingFlags:
             option(
                 "allow_env_mismatch",
                 list[str] | None,
-                help="compare although this condition differs (repeatable): "
-                + ", ".join(CONDITIONS),
+                help="compare although these conditions differ (a list): " + ", ".join(CONDITIONS),
                 metavar="KEY",
                 **panel,
             ),
@@ -89,7 +88,7 @@ class _JudgingFlags:
         policy = load_policy(values["policy"])
         if values["strict"]:
             policy = policy.model_copy(update={"strict": True})
-        allowed = tuple(values["allow_env_mismatch"] or ())
+        allowed = tuple(listed(values["allow_env_mismatch"] or ()))
         require_conditions(allowed)
         return Judging(policy=policy, allow_env_mismatch=allowed)
 

@@ -28,6 +28,7 @@ def env(
         typer.Option(
             min=1,
             max=MOST_THREADS,
+            metavar="N",
             help="CPU threads",
             show_default="what affinity and cgroup quota allow",
         ),

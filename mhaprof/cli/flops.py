@@ -14,7 +14,7 @@ import typer
 from mhaprof.cli.exits import exit_code, in_turn
 from mhaprof.cli.model import ModelChoice, ModelFlags
 from mhaprof.cli.module import count_modules
-from mhaprof.cli.options import SpecFlags, listed, one_of, takes
+from mhaprof.cli.options import YOURS, SpecFlags, listed, one_of, takes
 from mhaprof.cli.output import Output, OutputFlags, say
 from mhaprof.cli.planning import (
     AskedModule,
@@ -46,13 +46,13 @@ def flops(
     impl: Annotated[
         list[str] | None,
         typer.Option(
-            help="implementation to count (repeatable)", metavar="NAME", show_default="eager"
+            help=f"implementations to count (a list), {YOURS}", metavar="NAME", show_default="eager"
         ),
     ] = None,
     counter: Annotated[
         list[str] | None,
         typer.Option(
-            help="counter to use (repeatable); closed-form alone imports no torch",
+            help="counters to use (a list); closed-form alone imports no torch",
             metavar="|".join(COUNTERS),
             show_default="all three, which must agree",
         ),
@@ -98,7 +98,7 @@ def flops(
     input: Annotated[
         list[str] | None,
         typer.Option(
-            help="shape of an input (repeatable), 2x128x64 or 2x128:int64",
+            help="shapes of its inputs (a list): 2x128x64, or with a dtype 2x128:int64, 2x8:bf16",
             metavar="SHAPE",
             rich_help_panel="Your own module",
         ),

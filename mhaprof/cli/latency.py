@@ -10,7 +10,7 @@ import typer
 
 from mhaprof.cli.exits import exit_code, in_turn
 from mhaprof.cli.model import ModelChoice, ModelFlags
-from mhaprof.cli.options import SpecFlags, listed, takes
+from mhaprof.cli.options import YOURS, SpecFlags, listed, takes
 from mhaprof.cli.output import Output, OutputFlags, check_writable, say, write_file
 from mhaprof.cli.planning import plan, points_of, versions_of
 from mhaprof.cli.progress import Bar
@@ -45,7 +45,9 @@ def latency(
     impl: Annotated[
         list[str] | None,
         typer.Option(
-            help="implementation to time (repeatable)", metavar="NAME", show_default="eager, sdpa"
+            help=f"implementations to time (a list), {YOURS}",
+            metavar="NAME",
+            show_default="eager, sdpa",
         ),
     ] = None,
     compare: Annotated[
@@ -60,6 +62,7 @@ def latency(
         typer.Option(
             min=1,
             max=MOST,
+            metavar="N",
             help="measure each point in this many fresh processes and show their spread",
             show_default="1: in this process",
         ),

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from mhaprof.cli.options import listed
 from mhaprof.cli.output import say
 from mhaprof.errors import EXIT_OK
 from mhaprof.store.merge import merge as merge_files
@@ -21,12 +22,12 @@ def merge(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="what may differ between environments, such as torch (all: anything); repeatable",
+            help="what may differ between environments (a list): torch, cpu_model, or all",
         ),
     ] = None,
 ) -> int:
     """Join result files.  Doing it again changes nothing; contradictions are refused."""
-    merged = merge_files(files, out, allow_env_mismatch=allow_env_mismatch or ())
+    merged = merge_files(files, out, allow_env_mismatch=listed(allow_env_mismatch or ()))
     say(f"{out}: {merged.added} results added, {merged.known} were there already")
     if merged.plans > 1:
         say(f"the files come of {merged.plans} different plans: the plan is now their union")

@@ -23,6 +23,13 @@ from mhaprof.units import DTYPE_WORDS
 Command = Callable[..., int]
 
 
+YOURS = (
+    "or package.module:attribute of yours, which makes an nn.Module of an AttentionSpec "
+    "(with --allow-import; mhaprof help extending)"
+)
+"""What ``--impl`` takes beside the names that `mhaprof implementations` lists."""
+
+
 class Group(Protocol):
     """A group of options: the parameters it adds and the value made of them."""
 

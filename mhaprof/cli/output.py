@@ -27,6 +27,16 @@ from mhaprof.report.view import View
 
 FORMATS = ("table", "json", "csv", "markdown")
 
+ENDINGS = {
+    ".txt": "table",
+    ".json": "json",
+    ".csv": "csv",
+    ".md": "markdown",
+    ".markdown": "markdown",
+    ".jsonl": "jsonl",
+    ".parquet": "parquet",
+}
+"""The format that the name of a file says."""
 
 IN_MEMORY = 16 * 2**20
 """Characters of output that are made in memory; what is longer is made in a file."""
@@ -210,16 +220,17 @@ class OutputGroup:
 
     def __init__(self, *formats: str) -> None:
         self.formats = formats or FORMATS
+        self.endings = {ending: form for ending, form in ENDINGS.items() if form in self.formats}
 
     def parameters(self) -> list[inspect.Parameter]:
         """Return the two options."""
         return [
             option(
                 "format",
-                str,
+                str | None,
                 help="how to write the data",
-                default="table",
                 metavar="|".join(self.formats),
+                show_default=f"by the name of --output, else {self.formats[0]}",
                 rich_help_panel="Output",
             ),
             option(
@@ -227,7 +238,7 @@ class OutputGroup:
                 Path | None,
                 "--output",
                 "-o",
-                help="write to this file, atomically, instead of standard output",
+                help=f"write to this file, whose ending says the format: {', '.join(self.endings)}",
                 metavar="FILE",
                 rich_help_panel="Output",
             ),
@@ -235,12 +246,26 @@ class OutputGroup:
 
     def collect(self, values: Mapping[str, Any]) -> Output:
         """Check the format and that the file can be created."""
-        chosen, path = values["format"], values["output"]
-        if chosen not in self.formats:
-            raise UsageError(f"--format {chosen!r} is not one of {', '.join(self.formats)}")
+        path, form = values["output"], values["format"]
+        if form is not None and (form := {"md": "markdown"}.get(form, form)) not in self.formats:
+            raise UsageError(f"--format {form!r} is not one of {', '.join(self.formats)}")
+        chosen = self._chosen(form, path)
         if path is not None:
             check_writable(path)
         return Output(format=chosen, path=path)
+
+    def _chosen(self, form: str | None, path: Path | None) -> str:
+        """Return the format of the flag, or of the file's name; both say the same."""
+        ending = "" if path is None else path.suffix.lower()
+        named = ENDINGS.get(ending)
+        if form is None and ending and named not in self.formats:
+            raise UsageError(
+                f"--output {path}: the ending {ending} says no format; known are "
+                f"{', '.join(self.endings)} (no HTML yet); give one of them, or --format"
+            )
+        if form is not None and named not in (form, None):
+            raise UsageError(f"--format {form} and the name of --output {path} differ; drop one")
+        return form or named or self.formats[0]
 
 
 OutputFlags = OutputGroup()

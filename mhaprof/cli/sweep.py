@@ -14,7 +14,7 @@ import typer
 from mhaprof import __version__, signals
 from mhaprof.cli.exits import FATAL_SKIPS
 from mhaprof.cli.model import ModelChoice, ModelFlags
-from mhaprof.cli.options import SpecFlags, takes
+from mhaprof.cli.options import YOURS, SpecFlags, listed, takes
 from mhaprof.cli.output import Output, OutputFlags, say
 from mhaprof.cli.progress import Bar
 from mhaprof.cli.results import earlier_rows, emit
@@ -69,7 +69,9 @@ def sweep(
     ] = None,
     impl: Annotated[
         list[str] | None,
-        typer.Option(help="implementation (repeatable), instead of the file's", metavar="NAME"),
+        typer.Option(
+            help=f"implementations (a list) instead of the file's, {YOURS}", metavar="NAME"
+        ),
     ] = None,
     measure: Annotated[
         str | None,
@@ -143,7 +145,7 @@ def sweep(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="what may differ from the file's environment, such as torch (all: anything)",
+            help="what may differ from the file's environment (a list): torch, cpu_model, or all",
             rich_help_panel=PANEL,
         ),
     ] = None,
@@ -190,7 +192,7 @@ def sweep(
         store.describe(_facts(plan))
         try:
             signals.enter("keeping")
-            _drive(plan, store, runner, retry_failed, allow_env_mismatch or [])
+            _drive(plan, store, runner, retry_failed, listed(allow_env_mismatch or ()))
         except KeyboardInterrupt:
             signals.interrupted()
             interrupted = True

@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from mhaprof import signals
-from mhaprof.cli.options import choices, listed, one_of, takes
+from mhaprof.cli.options import YOURS, choices, listed, one_of, takes
 from mhaprof.cli.output import Output, OutputFlags, say
 from mhaprof.cli.progress import Bar
 from mhaprof.errors import EXIT_FINDING, EXIT_OK
@@ -24,7 +24,7 @@ def verify(
     impl: Annotated[
         list[str] | None,
         typer.Option(
-            help="implementation to verify (repeatable)", metavar="NAME", show_default="all"
+            help=f"implementations to verify (a list), {YOURS}", metavar="NAME", show_default="all"
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="where to run", metavar=DEVICES)] = "cpu",

@@ -24,6 +24,8 @@ from mhaprof.units import DTYPE_WORDS
 INPUT_DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "bool")
 """The dtypes that an input of a module may have."""
 
+_INPUT_DTYPES = "|".join([*INPUT_DTYPES, *DTYPE_WORDS])
+
 T = TypeVar("T")
 
 
@@ -135,7 +137,7 @@ Target = Annotated[
 Shape = Annotated[
     str,
     Form(
-        pattern=rf"[1-9][0-9]{{0,14}}(x[1-9][0-9]{{0,14}})*(:({'|'.join(INPUT_DTYPES)}))?",
+        pattern=rf"[1-9][0-9]{{0,14}}(x[1-9][0-9]{{0,14}})*(:({_INPUT_DTYPES}))?",
         wanted="sizes like 2x128x64, with a dtype after a colon if not float32 (2x128:int64)",
     ),
 ]

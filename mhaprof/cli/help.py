@@ -1,0 +1,155 @@
+"""``mhaprof help`` and ``mhaprof version``, and how the help of every command is written."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as version_of
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from mhaprof import __version__
+from mhaprof.cli.commands import COMMANDS, ROOT
+from mhaprof.cli.output import Output, reader_may_leave
+from mhaprof.errors import EXIT_OK, UsageError
+
+GUIDE = Path(__file__).parents[1] / "guide"
+
+HELP = ("-h, --help, --help-all", "this help, or that of all options")
+
+
+class HelpCommand(TyperCommand):
+    """A command whose help opens with examples and the options that matter."""
+
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        """Write the first sentence, the examples, and then the rest."""
+        _write_text(self, ctx, formatter)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options that matter, or with ``--help-all`` all, panel by panel."""
+        _write_options(self, ctx, formatter)
+
+
+class HelpGroup(TyperGroup):
+    """A group whose help has every command's whole line, and the pages of the guide."""
+
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        """Write the first sentence, the examples, and then the rest."""
+        _write_text(self, ctx, formatter)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands, the pages of the guide, and the group's own options."""
+        _write_rows(
+            formatter,
+            "Commands",
+            [
+                (name, (self.commands[name].help or "").partition("\n\n")[0])
+                for name in self.list_commands(ctx)
+            ],
+        )
+        if ctx.parent is None:
+            _write_rows(formatter, "Pages of the guide (mhaprof help PAGE)", list(pages().items()))
+        _write_options(self, ctx, formatter)
+
+
+def _entry(ctx: Any) -> Any:
+    words = ctx.command_path.split()
+    return COMMANDS[words[1]] if len(words) > 1 else ROOT
+
+
+def _write_text(command: Any, ctx: Any, formatter: Any) -> None:
+    first, _, rest = inspect.cleandoc(command.help or "").partition("\n\n")
+    _write_paragraph(formatter, first)
+    with formatter.section("Examples"):
+        formatter.write("".join(f"  {example}\n" for example in _entry(ctx).examples))
+    _write_paragraph(formatter, rest)
+
+
+def _write_paragraph(formatter: Any, text: str) -> None:
+    if text:
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(text)
+
+
+def _write_options(command: Any, ctx: Any, formatter: Any) -> None:
+    """Write arguments and options; those that ``--help-all`` would add are counted."""
+    everything, matter = ctx.find_root().obj["everything"], _entry(ctx).options.split()
+    sections: dict[str, list[tuple[str, str]]] = {}
+    left_out = 0
+    for param in command.get_params(ctx):
+        title = getattr(param, "rich_help_panel", None) if everything else None
+        if param.param_type_name == "argument":
+            title = "Arguments"
+        elif "--help" in param.opts:
+            sections.setdefault("Options", []).append(HELP)
+            continue
+        elif matter and not everything and param.name not in matter:
+            left_out += 1
+            continue
+        sections.setdefault(title or "Options", []).append(param.get_help_record(ctx))
+    for title, rows in sections.items():
+        _write_rows(formatter, title, rows)
+    if left_out:
+        _write_paragraph(formatter, f"{left_out} more options: {ctx.command_path} --help-all")
+    if f"{ctx.info_name}.md" in pages():
+        _write_paragraph(formatter, f"A page of the guide: mhaprof help {ctx.info_name}.md")
+
+
+def _write_rows(formatter: Any, title: str, rows: list[tuple[str, str]]) -> None:
+    with formatter.section(title):
+        formatter.write_dl(rows, col_max=24)
+
+
+def pages() -> dict[str, str]:
+    """Return the title of each page of the guide; one named as a command has its ending."""
+    found = sorted(GUIDE.glob("*.md"))
+    return {page.name if page.stem in COMMANDS else page.stem: _title(page) for page in found}
+
+
+def _title(page: Path) -> str:
+    with page.open(encoding="utf-8") as file:
+        return file.readline().lstrip("# ").strip()
+
+
+def show(
+    topic: Annotated[
+        str, typer.Argument(help="a command, or a page of the guide", metavar="TOPIC")
+    ],
+) -> int:
+    """Show the help of a command, or a page of the guide."""
+    page = GUIDE / f"{topic.lower().removesuffix('.md')}.md"
+    if page not in GUIDE.glob("*.md"):
+        known = [*COMMANDS, *pages()]
+        near = difflib.get_close_matches(topic.lower(), known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"the pages are {', '.join(pages())}"
+        raise UsageError(f"help {topic!r}: there is no such command or page; {hint}")
+    text = page.read_text(encoding="utf-8")
+    if not sys.stdout.isatty():
+        Output(format="markdown", path=None).write(text)
+        return EXIT_OK
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    with reader_may_leave():
+        Console().print(Markdown(text))
+    return EXIT_OK
+
+
+def version() -> int:
+    """Show the versions of mhaprof, torch, fvcore and Python."""
+    found = {"mhaprof": __version__}
+    for package in ("torch", "fvcore"):
+        try:
+            found[package] = version_of(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    found["Python"] = platform.python_version()
+    print("\n".join(" ".join(item) for item in found.items()))
+    return EXIT_OK
