@@ -105,7 +105,7 @@ COMMANDS: dict[str, Entry] = {
     ),
     "results": Entry(
         target="results:results",
-        help="Show or export a result file: one row per point and round of the last plan.",
+        help="Show or export a result file: one row per point and round",
         examples=(
             "mhaprof results results/paper-claim.sqlite",
             "mhaprof results results/paper-claim.sqlite -o rows.csv",
@@ -116,7 +116,7 @@ COMMANDS: dict[str, Entry] = {
         help="Join result files.  Doing it again changes nothing; contradictions are refused.",
         examples=(
             "mhaprof merge part1.sqlite part2.sqlite --out all.sqlite",
-            "mhaprof merge 1.sqlite 2.sqlite --out 1.sqlite",
+            "mhaprof merge new.sqlite --out all.sqlite",
         ),
     ),
     "compare": Entry(

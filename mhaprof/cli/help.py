@@ -6,6 +6,7 @@ import difflib
 import inspect
 import platform
 import sys
+import textwrap
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
 from pathlib import Path
@@ -20,6 +21,8 @@ from mhaprof.cli.output import Output, reader_may_leave
 from mhaprof.errors import EXIT_OK, UsageError
 
 GUIDE = Path(__file__).parents[1] / "guide"
+
+NAME_WIDTH = 24
 
 HELP = ("-h, --help, --help-all", "this help, or that of all options")
 
@@ -72,10 +75,21 @@ def _write_text(command: Any, ctx: Any, formatter: Any) -> None:
 
 
 def _write_paragraph(formatter: Any, text: str) -> None:
-    if text:
+    for paragraph in filter(None, text.split("\n\n")):
         formatter.write_paragraph()
-        with formatter.indentation():
-            formatter.write_text(text)
+        formatter.write(_filled(formatter, paragraph, "  ", "  "))
+
+
+def _filled(formatter: Any, text: str, first: str, others: str) -> str:
+    """Wrap text at spaces alone, for flags and choices have hyphens."""
+    wrapper = textwrap.TextWrapper(
+        formatter.width,
+        initial_indent=first,
+        subsequent_indent=others,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+    return (wrapper.fill(text) or first) + "\n"
 
 
 def _write_options(command: Any, ctx: Any, formatter: Any) -> None:
@@ -103,8 +117,15 @@ def _write_options(command: Any, ctx: Any, formatter: Any) -> None:
 
 
 def _write_rows(formatter: Any, title: str, rows: list[tuple[str, str]]) -> None:
+    """Write a section of names and what they are; a long name has a line of its own."""
+    indent = min(max(len(name) for name, _ in rows), NAME_WIDTH) + 4
     with formatter.section(title):
-        formatter.write_dl(rows, col_max=24)
+        for name, text in rows:
+            head = f"  {name}"
+            if len(name) > NAME_WIDTH:
+                formatter.write(f"{head}\n")
+                head = ""
+            formatter.write(_filled(formatter, text, head.ljust(indent), " " * indent))
 
 
 def pages() -> dict[str, str]:

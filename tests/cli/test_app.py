@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,26 @@ from mhaprof.cli.commands import COMMANDS
 from mhaprof.cli.output import check_writable, write_atomically
 
 
-def test_version(mhaprof: Any) -> None:
-    assert mhaprof("--version").out == f"mhaprof {__version__}\n"
+def test_version_names_what_results_depend_on(mhaprof: Any) -> None:
+    ran = mhaprof("version")
+    lines = dict(line.split(" ", 1) for line in ran.out.splitlines())
+    assert ran.code == 0
+    assert lines == {
+        "mhaprof": __version__,
+        "torch": version("torch"),
+        "fvcore": version("fvcore"),
+        "Python": platform.python_version(),
+    }
+    assert mhaprof("--version").out == ran.out
+
+
+def test_version_says_what_is_not_installed(mhaprof: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("mhaprof.cli.help.version_of", missing)
+    ran = mhaprof("version")
+    assert (ran.code, ran.out.splitlines()[1]) == (0, "torch not installed")
 
 
 def test_no_arguments_show_the_help(mhaprof: Any) -> None:
@@ -35,18 +55,23 @@ def test_an_unknown_command_costs_one_line(mhaprof: Any) -> None:
     assert len(ran.err.splitlines()) == 1
 
 
-@pytest.mark.parametrize("command", ["", "flops", "claim", "latency", "implementations", "env"])
-def test_help_imports_no_torch(command: str) -> None:
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(f"{name} --help" for name in ("", "flops", "claim", "latency", "implementations", "env")),
+        *("help", "help latency", "help timing", "version", "--version"),
+    ],
+)
+def test_what_helps_imports_no_torch(line: str) -> None:
     code = (
         "import sys; from mhaprof.cli.app import run; run(sys.argv[1:]); "
         "sys.exit(any(m in sys.modules for m in ('torch', 'fvcore', 'pandas', 'numpy')))"
     )
-    arguments = [*([command] if command else []), "--help"]
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
+        [sys.executable, "-c", code, *line.split()], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0
-    assert "Usage: mhaprof" in done.stdout
+    assert re.match(r"Usage: mhaprof|# How timing works\n|mhaprof \d", done.stdout)
 
 
 def test_importing_the_package_imports_no_torch() -> None:
@@ -69,7 +94,8 @@ def test_module_and_script_are_the_same_command() -> None:
     by_module = subprocess.run(
         [sys.executable, "-m", "mhaprof", "--version"], capture_output=True, text=True, check=True
     )
-    assert by_script.stdout == by_module.stdout == f"mhaprof {__version__}\n"
+    assert by_script.stdout == by_module.stdout
+    assert by_script.stdout.startswith(f"mhaprof {__version__}\n")
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:
@@ -134,7 +160,10 @@ def test_a_value_that_the_parser_refuses_is_told_with_its_flag(mhaprof: Any) -> 
         ran = mhaprof("claim", *arguments)
         assert ran.code == 2
         assert ran.err.startswith("mhaprof: --dim '0': ")
-    assert mhaprof("claim", "--dim").err == "mhaprof: Option '--dim' requires an argument\n"
+    assert (
+        mhaprof("claim", "--dim").err
+        == "mhaprof: Option '--dim' requires an argument (mhaprof claim --help)\n"
+    )
 
 
 def test_implementations_name_the_dtypes_there_are(mhaprof: Any) -> None:
