@@ -106,7 +106,7 @@ def _run(command: Any, arguments: Sequence[str]) -> int:
         return EXIT_OK
     except MhaprofError as error:
         message = str(error)
-        if isinstance(error, UsageError) and message.startswith("--"):
+        if type(error) is UsageError and error.__cause__ is None and message.startswith("--"):
             message += f" ({_help_of(arguments, error)})"
         return _failed(arguments, message, error.exit_code)
     except Exception as error:  # noqa: BLE001  (a defect costs one line too)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mhaprof.cli.options import listed
-from mhaprof.cli.output import say
+from mhaprof.cli.output import check_result_file, say
 from mhaprof.errors import EXIT_OK
 from mhaprof.store.merge import merge as merge_files
 
@@ -27,6 +27,7 @@ def merge(
     ] = None,
 ) -> int:
     """Join result files.  Doing it again changes nothing; contradictions are refused."""
+    check_result_file(out)
     merged = merge_files(files, out, allow_env_mismatch=listed(allow_env_mismatch or ()))
     say(f"{out}: {merged.added} results added, {merged.known} were there already")
     if merged.plans > 1:

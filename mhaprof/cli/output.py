@@ -271,6 +271,12 @@ class OutputGroup:
 OutputFlags = OutputGroup()
 
 
+def check_result_file(path: Path | None) -> None:
+    """Raise UsageError for ``--out rows.csv``: a result file is SQLite, rows are ``--output``."""
+    if path is not None and path.suffix.lower() in ENDINGS:
+        raise UsageError(f"--out {path} is a result file (SQLite); for rows give --output {path}")
+
+
 def check_writable(path: Path, *, flag: str = "--output") -> None:
     """Raise UsageError when a file cannot be created there, before anything is measured."""
     if path.is_dir():

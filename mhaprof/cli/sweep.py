@@ -15,7 +15,7 @@ from mhaprof import __version__, signals
 from mhaprof.cli.exits import FATAL_SKIPS
 from mhaprof.cli.model import ModelChoice, ModelFlags
 from mhaprof.cli.options import YOURS, SpecFlags, listed, takes
-from mhaprof.cli.output import Output, OutputFlags, say
+from mhaprof.cli.output import Output, OutputFlags, check_result_file, say
 from mhaprof.cli.progress import Bar
 from mhaprof.cli.results import earlier_rows, emit
 from mhaprof.cli.sweep_plan import (
@@ -164,6 +164,7 @@ def sweep(
     """
     if (ray is not None) + inline + (devices is not None) > 1:
         raise UsageError("--ray, --inline and --devices exclude each other; give one")
+    check_result_file(out)
     part = parse_shard(shard) if shard is not None else None
     flags = timing.merged(SettingsSection.model_validate({"rounds": rounds}))
     asked = SweepRequest(

@@ -27,6 +27,8 @@ def latency_view(rows: Sequence[Row], *, title: str, compare: bool = True) -> Vi
     columns += [text("device", "device"), text("dtype", "dtype")]
     if any(row.get("threads") is not None for row in rows):
         columns.append(count("threads", "threads"))
+    if len({row.get("mode") for row in rows}) > 1:
+        columns.append(text("mode", "mode"))
     columns += [
         number("median", "latency_median_s", format_seconds),
         interval("95 % interval", "latency_ci_low_s"),

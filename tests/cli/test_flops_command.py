@@ -251,6 +251,22 @@ def test_none_in_a_list_is_the_field_left_out(mhaprof: Any) -> None:
     assert [row["pairs_exact"] for row in ran.rows] == [524800, 256 * 1024 - 256 * 255 // 2]
 
 
+@pytest.mark.parametrize(
+    ("word", "dtype"), [("bf16", "bfloat16"), ("fp16", "float16"), ("fp64", "float64")]
+)
+def test_a_dtype_of_an_input_is_the_same_in_short(
+    word: str, dtype: str, mhaprof: Any, tmp_path: Path
+) -> None:
+    module = ["flops", "--module", "torch.nn:Softmax", "--format", "json"]
+    short, long = (mhaprof(*module, "--input", f"2x8:{name}").rows for name in (word, dtype))
+    assert short == long
+    assert short[0]["inputs"] == [f"2x8:{dtype}"]
+    file = tmp_path / "a.yaml"
+    file.write_text(f"version: 1\npoints: [{{module: 'a:B', inputs: ['2x8:{word}', '4']}}]\n")
+    refused = mhaprof("flops", file, "--allow-import")
+    assert "a cannot be imported" in refused.err
+
+
 def test_json_stays_json_when_the_request_is_wrong(mhaprof: Any) -> None:
     ran = mhaprof("flops", "--heads", 7, "--format", "json")
     assert ran.code == 2

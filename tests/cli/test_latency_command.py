@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from mhaprof.cli.results import views
 from mhaprof.measure import sampling
 from mhaprof.measure.timers import WallTimer
 from mhaprof.records import Settings
@@ -406,6 +407,23 @@ def test_settings_and_shapes_are_not_compared_as_if_they_were_implementations(
     assert "fastest is sdpa, 1 s; eager takes 3.00 times (3.00 .. 3.00)." in first
     assert "fastest is sdpa, 2 s; eager takes 4.00 times (4.00 .. 4.00)." in second
     assert first.partition(":")[0] != second.partition(":")[0]
+
+
+def test_passes_of_one_point_are_told_apart_and_each_has_its_fastest() -> None:
+    timed = [
+        row(name, time, time, time, mode=mode, timer="wall", macs=8, fvcore_flops=fvcore)
+        for mode, factor in (("forward", 1), ("backward", 3))
+        for name, time, fvcore in (("eager", 2 * factor, 8), ("sdpa", factor, 8), ("flex", 9, None))
+    ]
+    times, counts = views(timed, total=len(timed))
+    assert [column.title for column in times.columns].count("mode") == 1
+    assert [note.partition(";")[0] for note in times.notes] == [
+        "p (cpu, float32, 1 thread, mode=forward): fastest is sdpa, 1 s",
+        "p (cpu, float32, 1 thread, mode=backward): fastest is sdpa, 3 s",
+    ]
+    assert [each["implementation"] for each in counts.rows] == ["eager", "sdpa", "flex"] * 2
+    (times, _) = views(timed[:3], total=3)
+    assert "mode" not in [column.title for column in times.columns]
 
 
 def test_rounds_of_one_point_are_joined_before_they_are_compared() -> None:

@@ -99,3 +99,15 @@ def test_every_output_refuses_a_name_against_its_format_before_any_work(
         assert f"--output {name}: the ending .{name[2:]} says no format; known are ." in text
         assert "(no HTML yet); give one of them, or --format" in text
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("line", ["sweep --dim 8 --out rows.csv", "merge a.sqlite --out rows.csv"])
+def test_a_result_file_is_not_named_as_rows_are(
+    line: str, mhaprof: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran = mhaprof(*line.split())
+    assert ran.code == 2
+    told = "--out rows.csv is a result file (SQLite); for rows give --output rows.csv"
+    assert ran.err == f"mhaprof: {told} (mhaprof {line.split(maxsplit=1)[0]} --help)\n"
+    assert list(tmp_path.iterdir()) == []

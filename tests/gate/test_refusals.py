@@ -51,6 +51,7 @@ def test_all_differences_are_named_at_once(mhaprof: Any, write_run: Any, make_ro
     assert ran.code == 3
     assert "cache: cold in the baseline, hot in the candidate" in ran.err
     assert "torch:" not in ran.err
+    assert mhaprof("gate", base, new, "--allow-env-mismatch", "torch,cache").code == 0
 
 
 def test_a_condition_that_one_side_did_not_record_is_a_difference(

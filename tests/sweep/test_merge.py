@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -127,7 +128,7 @@ def findings() -> Callable[[str], Measured]:
 
 
 def test_other_environments_are_refused_by_name_unless_allowed(
-    tmp_path: Path, planned: Planner, somewhere: Environment
+    mhaprof: Any, tmp_path: Path, planned: Planner, somewhere: Environment
 ) -> None:
     entries = planned(2)
     newer = somewhere.model_copy(update={"software": {**somewhere.software, "torch": "2.7.1"}})
@@ -140,6 +141,9 @@ def test_other_environments_are_refused_by_name_unless_allowed(
         with Reader(tmp_path / f"{allowed[0]}.sqlite") as reader:
             assert len(reader.environments()) == 2
             assert len({row["environment"] for row in reader.rows()}) == 2
+    command = ("merge", first, second, "--out", tmp_path / "c.sqlite", "--allow-env-mismatch")
+    assert mhaprof(*command, "cpu_model").code == 3
+    assert mhaprof(*command, "cpu_model,torch").code == 0
 
 
 def test_counts_from_different_machines_merge_without_being_told(

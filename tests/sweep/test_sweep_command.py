@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import signal
 import sqlite3
@@ -52,6 +53,24 @@ def test_a_sweep_counts_everything_and_is_shown_by_results(mhaprof: Any) -> None
     shown = mhaprof("results", "results/counts.sqlite", "--format", "json")
     assert shown.code == 0
     assert shown.rows == ran.rows
+
+
+def test_conditions_that_may_differ_are_a_list(
+    mhaprof: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = importlib.import_module("mhaprof.cli.sweep")
+    mhaprof("sweep", "counts.yaml", "--inline")
+    asked: list[list[str]] = []
+    driven = module.drive
+
+    def drive(*args: Any, allow_env_mismatch: list[str], **more: Any) -> None:
+        asked.append(allow_env_mismatch)
+        driven(*args, allow_env_mismatch=allow_env_mismatch, **more)
+
+    monkeypatch.setattr(module, "drive", drive)
+    flags = ["--allow-env-mismatch", "torch,cpu_model", "--allow-env-mismatch", "mhaprof"]
+    assert mhaprof("sweep", "counts.yaml", "--inline", *flags).code == 0
+    assert asked == [["torch", "cpu_model", "mhaprof"]]
 
 
 def test_what_only_the_closed_form_can_count_is_among_the_counts(mhaprof: Any) -> None:
