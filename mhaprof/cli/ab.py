@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,14 +15,15 @@ from mhaprof import signals
 from mhaprof.ab import DEFAULT_ROUNDS, TREATMENTS, Journal, Plan, Side, SideName, judge, run_ab
 from mhaprof.cli.compare import Judging, JudgingFlags, emit
 from mhaprof.cli.gate import conclude
-from mhaprof.cli.options import takes
+from mhaprof.cli.options import flag, takes
 from mhaprof.cli.output import Output, OutputFlags, say
 from mhaprof.errors import EXIT_OK, UsageError
 from mhaprof.records import MOST
 from mhaprof.store.lock import WriterLock
 
 FOLDER = Path("results/ab")
-PANEL = "Sides"
+SIDES: dict[str, Any] = {"rich_help_panel": "Sides"}
+PLACE = "folder to work in and to import from first,"
 
 
 @takes(judging=JudgingFlags, output=OutputFlags)
@@ -38,50 +39,17 @@ def ab(
         ),
     ] = None,
     base: Annotated[
-        str | None,
-        typer.Option(
-            help="Python interpreter of the base",
-            show_default="this one",
-            metavar="PYTHON",
-            rich_help_panel=PANEL,
-        ),
+        str | None, flag("PYTHON", "Python interpreter of the base", "this one", **SIDES)
     ] = None,
     new: Annotated[
-        str | None,
-        typer.Option(
-            help="Python interpreter of the candidate",
-            show_default="this one",
-            metavar="PYTHON",
-            rich_help_panel=PANEL,
-        ),
+        str | None, flag("PYTHON", "Python interpreter of the candidate", "this one", **SIDES)
     ] = None,
-    base_path: Annotated[
-        Path | None,
-        typer.Option(
-            help="folder that the base works in and imports from first",
-            metavar="FOLDER",
-            rich_help_panel=PANEL,
-        ),
-    ] = None,
-    new_path: Annotated[
-        Path | None,
-        typer.Option(
-            help="folder that the candidate works in and imports from first",
-            metavar="FOLDER",
-            rich_help_panel=PANEL,
-        ),
-    ] = None,
-    rounds: Annotated[
-        int, typer.Option(min=1, max=MOST, help="fresh processes a side", metavar="N")
-    ] = DEFAULT_ROUNDS,
+    base_path: Annotated[Path | None, flag("FOLDER", f"{PLACE} of the base", **SIDES)] = None,
+    new_path: Annotated[Path | None, flag("FOLDER", f"{PLACE} of the candidate", **SIDES)] = None,
+    rounds: Annotated[int, flag("N", "fresh processes a side", min=1, max=MOST)] = DEFAULT_ROUNDS,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            help="file of rounds to make or to resume",
-            metavar="FILE",
-            show_default="results/ab/NAME-KEY.jsonl",
-        ),
+        flag("FILE", "file of rounds to make or to resume", "results/ab/NAME-KEY.jsonl"),
     ] = None,
     *,
     judging: Judging,

@@ -17,13 +17,13 @@ import typer
 class Entry:
     """One command: ``module:function`` below this package, and how its help opens.
 
-    ``module`` alone names a module whose ``app`` is a group of commands.  ``options`` are
-    those that ``--help`` shows, where ``--help-all`` has many more.
+    ``module`` alone names a module whose ``app`` is a group of commands.  ``examples`` are
+    separated by semicolons; ``options`` are those that ``--help`` shows, of many.
     """
 
     target: str
     help: str
-    examples: tuple[str, ...]
+    examples: str
     options: str = ""
 
     def load(self) -> Callable[..., int] | typer.Typer:
@@ -36,165 +36,121 @@ class Entry:
 ROOT = Entry(
     target="app:root",
     help="What attention costs: exact FLOP counts, trustworthy times, a gate for CI.",
-    examples=(
-        "mhaprof claim",
-        "mhaprof flops --heads 1,2,4,8",
-        "mhaprof latency --batch 1 --impl eager,sdpa",
-    ),
+    examples="claim; flops --heads 1,2,4,8; latency --batch 1 --impl eager,sdpa",
 )
 
 COMMANDS: dict[str, Entry] = {
     "claim": Entry(
         target="claim:claim",
         help="Reproduce the paper's claim: the heads cost about the same as one full head.",
-        examples=(
-            "mhaprof claim",
-            "mhaprof claim --dim 1024 --tokens 4096",
-            "mhaprof claim --latency --device cpu",
-        ),
+        examples="claim; claim --dim 1024 --tokens 4096; claim --latency --device cpu",
     ),
     "flops": Entry(
         target="flops:flops",
         help="Count the operations of attention, exactly: by fvcore, torch and the closed form.",
-        examples=(
-            "mhaprof flops --heads 1,2,4,8 --breakdown",
-            "mhaprof flops --preset llama-3-8b --tokens 8192",
-            "mhaprof flops configs/paper-claim.yaml -o counts.csv",
-        ),
+        examples="flops --heads 1,2,4,8 --breakdown; "
+        "flops --preset llama-3-8b --tokens 8192; "
+        "flops configs/paper-claim.yaml -o counts.csv",
         options="impl breakdown explain backward module input tokens "
         "dim heads kv_heads preset format output",
     ),
     "latency": Entry(
         target="latency:latency",
         help="Time attention: warmed up, checked against float64, with its spread.",
-        examples=(
-            "mhaprof latency --batch 1 --impl eager,sdpa",
-            "mhaprof latency --preset llama-3-8b --dtype bf16",
-            "mhaprof latency --batch 1 --threads 1,2 -o times.csv",
-        ),
+        examples="latency --batch 1 --impl eager,sdpa; "
+        "latency --preset llama-3-8b --dtype bf16; "
+        "latency --batch 1 --threads 1,2 -o times.csv",
         options="impl replicates batch tokens dim heads kv_heads preset "
         "device dtype threads format output",
     ),
     "model": Entry(
         target="model:model",
         help="Say what the attention of a model costs: for each kind of layer, and in all.",
-        examples=(
-            "mhaprof model llama-3-8b --tokens 1024,8192",
-            "mhaprof model llama-3-8b --what-if kv_heads=1,2,4",
-            "mhaprof model gemma-2-27b --phase decode -o cost.md",
-        ),
+        examples="model llama-3-8b --tokens 1024,8192; "
+        "model llama-3-8b --what-if kv_heads=1,2,4; "
+        "model gemma-2-27b --phase decode -o cost.md",
     ),
     "presets": Entry(
         target="model:presets",
         help="List the models whose shapes mhaprof knows, with the source of the facts.",
-        examples=(
-            "mhaprof presets",
-            "mhaprof presets -o presets.csv",
-        ),
+        examples="presets; presets -o presets.csv",
     ),
     "sweep": Entry(
         target="sweep:sweep",
         help="Measure every point of a file and store each as it lands; again: resume.",
-        examples=(
-            "mhaprof sweep configs/paper-claim.yaml --dry-run",
-            "mhaprof sweep configs/paper-claim.yaml",
-            "mhaprof sweep --heads 1,2,4 --out results/heads.sqlite",
-        ),
+        examples="sweep configs/paper-claim.yaml --dry-run; "
+        "sweep configs/paper-claim.yaml; "
+        "sweep --heads 1,2,4 --out results/heads.sqlite",
         options="out impl measure dry_run retry_failed rounds devices "
         "preset device dtype threads format output",
     ),
     "results": Entry(
         target="results:results",
         help="Show or export a result file: one row per point and round",
-        examples=(
-            "mhaprof results results/paper-claim.sqlite",
-            "mhaprof results results/paper-claim.sqlite -o rows.csv",
-        ),
+        examples="results results/paper-claim.sqlite; "
+        "results results/paper-claim.sqlite -o rows.csv",
     ),
     "merge": Entry(
         target="merge:merge",
         help="Join result files.  Doing it again changes nothing; contradictions are refused.",
-        examples=(
-            "mhaprof merge part1.sqlite part2.sqlite --out all.sqlite",
-            "mhaprof merge new.sqlite --out all.sqlite",
-        ),
+        examples="merge part1.sqlite part2.sqlite --out all.sqlite; "
+        "merge new.sqlite --out all.sqlite",
     ),
     "compare": Entry(
         target="compare:compare",
         help="Compare two runs point by point: metrics, ratio with interval, verdict, reason.",
-        examples=(
-            "mhaprof compare base.sqlite new.sqlite",
-            "mhaprof compare base.sqlite new.sqlite -o changes.md",
-        ),
+        examples="compare base.sqlite new.sqlite; compare base.sqlite new.sqlite -o changes.md",
     ),
     "gate": Entry(
         target="gate:gate",
         help="Fail when a count, a status, a time or a peak became worse than in the baseline.",
-        examples=(
-            "mhaprof gate baseline.json new.sqlite",
-            "mhaprof gate baseline.json new.sqlite --policy strict",
-            "mhaprof gate baseline.json new.sqlite --junit gate.xml",
-        ),
+        examples="gate baseline.json new.sqlite; "
+        "gate baseline.json new.sqlite --policy strict; "
+        "gate baseline.json new.sqlite --junit gate.xml",
     ),
     "ab": Entry(
         target="ab:ab",
         help="Measure two sides in interleaved rounds of fresh processes, and judge like a gate.",
-        examples=(
-            "mhaprof ab points.yaml --new-path ../candidate",
-            "mhaprof ab points.yaml --rounds 20 -- --threads 1",
-        ),
+        examples="ab points.yaml --new-path ../candidate; "
+        "ab points.yaml --rounds 20 -- --threads 1",
     ),
     "baseline": Entry(
         target="baseline",
         help="Keep what later runs are compared with.",
-        examples=(
-            "mhaprof baseline update results/paper-claim.sqlite",
-            "mhaprof baseline update new.sqlite --name nightly",
-        ),
+        examples="baseline update results/paper-claim.sqlite; "
+        "baseline update new.sqlite --name nightly",
     ),
     "schema": Entry(
         target="schema:schema",
         help="Print the JSON Schema (draft 2020-12) of configuration files.",
-        examples=(
-            "mhaprof schema",
-            "mhaprof schema -o schema.json",
-        ),
+        examples="schema; schema -o schema.json",
     ),
     "implementations": Entry(
         target="implementations:implementations",
         help="List the implementations: which can count and run the attention asked for, "
         "and why not.",
-        examples=(
-            "mhaprof implementations",
-            "mhaprof implementations --kv-heads 2 --dtype bf16",
-        ),
+        examples="implementations; implementations --kv-heads 2 --dtype bf16",
         options="device dtype dim heads kv_heads head_dim causal window phase format output",
     ),
     "verify": Entry(
         target="verify:verify",
         help="Check every implementation against the float64 reference, and all counters.",
-        examples=(
-            "mhaprof verify",
-            "mhaprof verify --impl sdpa --all",
-        ),
+        examples="verify; verify --impl sdpa --all",
     ),
     "env": Entry(
         target="environment:env",
         help="Show the environment that results are valid for: versions, device, threads.",
-        examples=(
-            "mhaprof env",
-            "mhaprof env --device cpu --calibrate",
-        ),
+        examples="env; env --device cpu --calibrate",
     ),
     "help": Entry(
         target="help:show",
         help="Show the help of a command, or a page of the guide.",
-        examples=("mhaprof help latency", "mhaprof help timing"),
+        examples="help latency; help timing",
     ),
     "version": Entry(
         target="help:version",
         help="Show the versions of mhaprof, torch, fvcore and Python.",
-        examples=("mhaprof version",),
+        examples="version",
     ),
 }
 

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import redirect_stdout
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -14,7 +13,16 @@ import typer
 from mhaprof.cli.exits import exit_code, in_turn
 from mhaprof.cli.model import ModelChoice, ModelFlags
 from mhaprof.cli.module import count_modules
-from mhaprof.cli.options import YOURS, SpecFlags, listed, one_of, takes
+from mhaprof.cli.options import (
+    AllowImport,
+    ConfigFile,
+    SpecFlags,
+    flag,
+    impl_option,
+    listed,
+    one_of,
+    takes,
+)
 from mhaprof.cli.output import Output, OutputFlags, say
 from mhaprof.cli.planning import (
     AskedModule,
@@ -36,26 +44,16 @@ from mhaprof.report.views import breakdown_view, counts_view, findings_notes
 from mhaprof.units import DTYPE_BYTES
 
 DEFAULT_IMPLEMENTATIONS = ("eager",)
+MODULE: dict[str, Any] = {"rich_help_panel": "Your own module"}
 
 
 @takes(given=SpecFlags, model=ModelFlags, out=OutputFlags)
 def flops(
-    config: Annotated[
-        Path | None, typer.Argument(help="YAML file of points and sweeps", metavar="CONFIG")
-    ] = None,
-    impl: Annotated[
-        list[str] | None,
-        typer.Option(
-            help=f"implementations to count (a list), {YOURS}", metavar="NAME", show_default="eager"
-        ),
-    ] = None,
+    config: ConfigFile = None,
+    impl: Annotated[list[str] | None, impl_option("to count", "eager")] = None,
     counter: Annotated[
         list[str] | None,
-        typer.Option(
-            help="counters to use (a list); closed-form alone imports no torch",
-            metavar="|".join(COUNTERS),
-            show_default="all three, which must agree",
-        ),
+        flag("|".join(COUNTERS), "counters (a list); closed-form alone imports no torch", "all"),
     ] = None,
     breakdown: Annotated[bool, typer.Option("--breakdown", help="show each stage")] = False,
     reference: Annotated[
@@ -71,42 +69,23 @@ def flops(
     ] = False,
     cache_dtype: Annotated[
         str,
-        typer.Option(
-            help="dtype of the KV cache and of the bytes in FLOPs per byte",
-            metavar="|".join(DTYPE_BYTES),
-        ),
+        flag("|".join(DTYPE_BYTES), "dtype of the KV cache and of the bytes in FLOPs per byte"),
     ] = DEFAULT_CACHE_DTYPE,
     explain: Annotated[
         bool, typer.Option("--explain", help="show the formula with its numbers in it")
     ] = False,
     module: Annotated[
         str | None,
-        typer.Option(
-            help="count this module of yours instead (its code is imported)",
-            metavar="PACKAGE.MODULE:CLASS",
-            rich_help_panel="Your own module",
-        ),
+        flag("PACKAGE.MODULE:CLASS", "count this module instead (its code is imported)", **MODULE),
     ] = None,
     kwargs: Annotated[
-        str,
-        typer.Option(
-            help="its constructor's arguments, a JSON object",
-            metavar="JSON",
-            rich_help_panel="Your own module",
-        ),
+        str, flag("JSON", "its constructor's arguments, a JSON object", **MODULE)
     ] = "{}",
     input: Annotated[
         list[str] | None,
-        typer.Option(
-            help="shapes of its inputs (a list): 2x128x64, or with a dtype 2x128:int64, 2x8:bf16",
-            metavar="SHAPE",
-            rich_help_panel="Your own module",
-        ),
+        flag("SHAPE", "shapes of its inputs (a list): 2x128x64, 2x128:int64, 2x8:bf16", **MODULE),
     ] = None,
-    allow_import: Annotated[
-        bool,
-        typer.Option("--allow-import", help="let CONFIG or --impl name code to import"),
-    ] = False,
+    allow_import: AllowImport = False,
     *,
     given: dict[str, list[object]],
     model: ModelChoice | None,

@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from mhaprof import __version__
-from mhaprof.cli.commands import COMMANDS, ROOT
+from mhaprof.cli.commands import COMMANDS, ROOT, Entry
 from mhaprof.cli.output import Output, reader_may_leave
 from mhaprof.errors import EXIT_OK, UsageError
 
@@ -27,54 +27,80 @@ NAME_WIDTH = 24
 HELP = ("-h, --help, --help-all", "this help, or that of all options")
 
 
-class HelpCommand(TyperCommand):
-    """A command whose help opens with examples and the options that matter."""
+class _Help:
+    """Open with examples; show the options that matter, and with ``--help-all`` all of them."""
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
         """Write the first sentence, the examples, and then the rest."""
-        _write_text(self, ctx, formatter)
+        first, _, rest = inspect.cleandoc(ctx.command.help or "").partition("\n\n")
+        _write_paragraphs(formatter, first)
+        with formatter.section("Examples"):
+            for example in _entry(ctx).examples.split("; "):
+                formatter.write(f"  mhaprof {example}\n")
+        _write_paragraphs(formatter, rest)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the options that matter, or with ``--help-all`` all, panel by panel."""
-        _write_options(self, ctx, formatter)
-
-
-class HelpGroup(TyperGroup):
-    """A group whose help has every command's whole line, and the pages of the guide."""
-
-    def format_help_text(self, ctx: Any, formatter: Any) -> None:
-        """Write the first sentence, the examples, and then the rest."""
-        _write_text(self, ctx, formatter)
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the commands, the pages of the guide, and the group's own options."""
-        _write_rows(
-            formatter,
-            "Commands",
-            [
-                (name, (self.commands[name].help or "").partition("\n\n")[0])
-                for name in self.list_commands(ctx)
-            ],
-        )
+        """Write the commands of a group and pages of the guide; then arguments and options."""
+        subcommands = getattr(ctx.command, "commands", {})
+        if subcommands:
+            lines = [(name, each.help.split("\n\n")[0]) for name, each in subcommands.items()]
+            _write_rows(formatter, "Commands", lines)
         if ctx.parent is None:
-            _write_rows(formatter, "Pages of the guide (mhaprof help PAGE)", list(pages().items()))
-        _write_options(self, ctx, formatter)
+            _write_rows(formatter, "Pages of the guide (mhaprof help PAGE)", [*pages().items()])
+        _write_options(ctx, formatter)
 
 
-def _entry(ctx: Any) -> Any:
+class HelpCommand(_Help, TyperCommand):
+    """A command with this help."""
+
+
+class HelpGroup(_Help, TyperGroup):
+    """A group of commands with this help."""
+
+
+def _entry(ctx: Any) -> Entry:
     words = ctx.command_path.split()
     return COMMANDS[words[1]] if len(words) > 1 else ROOT
 
 
-def _write_text(command: Any, ctx: Any, formatter: Any) -> None:
-    first, _, rest = inspect.cleandoc(command.help or "").partition("\n\n")
-    _write_paragraph(formatter, first)
-    with formatter.section("Examples"):
-        formatter.write("".join(f"  {example}\n" for example in _entry(ctx).examples))
-    _write_paragraph(formatter, rest)
+def _write_options(ctx: Any, formatter: Any) -> None:
+    """Write arguments and options; those that ``--help-all`` would add are counted."""
+    everything, matter = ctx.find_root().obj["everything"], _entry(ctx).options.split()
+    sections: dict[str, list[tuple[str, str]]] = {}
+    left_out = 0
+    for param in ctx.command.get_params(ctx):
+        title = getattr(param, "rich_help_panel", None) if everything else None
+        if param.param_type_name == "argument":
+            title = "Arguments"
+        elif "--help" in param.opts:
+            sections.setdefault("Options", []).append(HELP)
+            continue
+        elif matter and not everything and param.name not in matter:
+            left_out += 1
+            continue
+        if record := param.get_help_record(ctx):
+            sections.setdefault(title or "Options", []).append(record)
+    for title, rows in sections.items():
+        _write_rows(formatter, title, rows)
+    if left_out:
+        _write_paragraphs(formatter, f"{left_out} more options: {ctx.command_path} --help-all")
+    if f"{ctx.info_name}.md" in pages():
+        _write_paragraphs(formatter, f"A page of the guide: mhaprof help {ctx.info_name}.md")
 
 
-def _write_paragraph(formatter: Any, text: str) -> None:
+def _write_rows(formatter: Any, title: str, rows: list[tuple[str, str]]) -> None:
+    """Write a section of names and what they are; a long name has a line of its own."""
+    indent = min(max(len(name) for name, _ in rows), NAME_WIDTH) + 4
+    with formatter.section(title):
+        for name, text in rows:
+            head = f"  {name}"
+            if len(name) > NAME_WIDTH:
+                formatter.write(f"{head}\n")
+                head = ""
+            formatter.write(_filled(formatter, text, head.ljust(indent), " " * indent))
+
+
+def _write_paragraphs(formatter: Any, text: str) -> None:
     for paragraph in filter(None, text.split("\n\n")):
         formatter.write_paragraph()
         formatter.write(_filled(formatter, paragraph, "  ", "  "))
@@ -92,57 +118,18 @@ def _filled(formatter: Any, text: str, first: str, others: str) -> str:
     return (wrapper.fill(text) or first) + "\n"
 
 
-def _write_options(command: Any, ctx: Any, formatter: Any) -> None:
-    """Write arguments and options; those that ``--help-all`` would add are counted."""
-    everything, matter = ctx.find_root().obj["everything"], _entry(ctx).options.split()
-    sections: dict[str, list[tuple[str, str]]] = {}
-    left_out = 0
-    for param in command.get_params(ctx):
-        title = getattr(param, "rich_help_panel", None) if everything else None
-        if param.param_type_name == "argument":
-            title = "Arguments"
-        elif "--help" in param.opts:
-            sections.setdefault("Options", []).append(HELP)
-            continue
-        elif matter and not everything and param.name not in matter:
-            left_out += 1
-            continue
-        sections.setdefault(title or "Options", []).append(param.get_help_record(ctx))
-    for title, rows in sections.items():
-        _write_rows(formatter, title, rows)
-    if left_out:
-        _write_paragraph(formatter, f"{left_out} more options: {ctx.command_path} --help-all")
-    if f"{ctx.info_name}.md" in pages():
-        _write_paragraph(formatter, f"A page of the guide: mhaprof help {ctx.info_name}.md")
-
-
-def _write_rows(formatter: Any, title: str, rows: list[tuple[str, str]]) -> None:
-    """Write a section of names and what they are; a long name has a line of its own."""
-    indent = min(max(len(name) for name, _ in rows), NAME_WIDTH) + 4
-    with formatter.section(title):
-        for name, text in rows:
-            head = f"  {name}"
-            if len(name) > NAME_WIDTH:
-                formatter.write(f"{head}\n")
-                head = ""
-            formatter.write(_filled(formatter, text, head.ljust(indent), " " * indent))
-
-
 def pages() -> dict[str, str]:
     """Return the title of each page of the guide; one named as a command has its ending."""
-    found = sorted(GUIDE.glob("*.md"))
-    return {page.name if page.stem in COMMANDS else page.stem: _title(page) for page in found}
-
-
-def _title(page: Path) -> str:
-    with page.open(encoding="utf-8") as file:
-        return file.readline().lstrip("# ").strip()
+    return {
+        page.name if page.stem in COMMANDS else page.stem: page.read_text("utf-8").splitlines()[0][
+            2:
+        ]
+        for page in sorted(GUIDE.glob("*.md"))
+    }
 
 
 def show(
-    topic: Annotated[
-        str, typer.Argument(help="a command, or a page of the guide", metavar="TOPIC")
-    ],
+    topic: Annotated[str, typer.Argument(help="a command, or a page", metavar="TOPIC")],
 ) -> int:
     """Show the help of a command, or a page of the guide."""
     page = GUIDE / f"{topic.lower().removesuffix('.md')}.md"

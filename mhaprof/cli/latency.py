@@ -10,7 +10,7 @@ import typer
 
 from mhaprof.cli.exits import exit_code, in_turn
 from mhaprof.cli.model import ModelChoice, ModelFlags
-from mhaprof.cli.options import YOURS, SpecFlags, listed, takes
+from mhaprof.cli.options import AllowImport, ConfigFile, SpecFlags, flag, impl_option, listed, takes
 from mhaprof.cli.output import Output, OutputFlags, check_writable, say, write_file
 from mhaprof.cli.planning import plan, points_of, versions_of
 from mhaprof.cli.progress import Bar
@@ -35,21 +35,13 @@ from mhaprof.report.times import latency_view
 from mhaprof.report.views import findings_notes
 
 DEFAULT_IMPLEMENTATIONS = ("eager", "sdpa")
+REPLICATES = "measure each point in this many fresh processes and show their spread"
 
 
 @takes(given=SpecFlags, model=ModelFlags, timing=TimingFlags, out=OutputFlags)
 def latency(
-    config: Annotated[
-        Path | None, typer.Argument(help="YAML file of points and sweeps", metavar="CONFIG")
-    ] = None,
-    impl: Annotated[
-        list[str] | None,
-        typer.Option(
-            help=f"implementations to time (a list), {YOURS}",
-            metavar="NAME",
-            show_default="eager, sdpa",
-        ),
-    ] = None,
+    config: ConfigFile = None,
+    impl: Annotated[list[str] | None, impl_option("to time", "eager, sdpa")] = None,
     compare: Annotated[
         bool,
         typer.Option(
@@ -58,14 +50,7 @@ def latency(
         ),
     ] = True,
     replicates: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=MOST,
-            metavar="N",
-            help="measure each point in this many fresh processes and show their spread",
-            show_default="1: in this process",
-        ),
+        int | None, flag("N", REPLICATES, "1: in this process", min=1, max=MOST)
     ] = None,
     memory: Annotated[
         bool,
@@ -74,9 +59,7 @@ def latency(
     samples_out: Annotated[
         Path | None, typer.Option(help="write all raw samples to this JSON file", metavar="FILE")
     ] = None,
-    allow_import: Annotated[
-        bool, typer.Option("--allow-import", help="let CONFIG or --impl name code to import")
-    ] = False,
+    allow_import: AllowImport = False,
     *,
     given: dict[str, list[object]],
     timing: SettingsSection,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mhaprof.cli.options import listed
+from mhaprof.cli.options import MAY_DIFFER, flag, listed
 from mhaprof.cli.output import check_result_file, say
 from mhaprof.errors import EXIT_OK
 from mhaprof.store.merge import merge as merge_files
@@ -18,13 +18,7 @@ def merge(
     out: Annotated[
         Path, typer.Option("--out", help="file to make or to add to", show_default=False)
     ],
-    allow_env_mismatch: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="what may differ between environments (a list): torch, cpu_model, or all",
-        ),
-    ] = None,
+    allow_env_mismatch: Annotated[list[str] | None, flag("NAME", MAY_DIFFER)] = None,
 ) -> int:
     """Join result files.  Doing it again changes nothing; contradictions are refused."""
     check_result_file(out)

@@ -12,6 +12,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Protocol, get_args
 
 import typer
@@ -23,11 +24,28 @@ from mhaprof.units import DTYPE_WORDS
 Command = Callable[..., int]
 
 
-YOURS = (
-    "or package.module:attribute of yours, which makes an nn.Module of an AttentionSpec "
-    "(with --allow-import; mhaprof help extending)"
-)
-"""What ``--impl`` takes beside the names that `mhaprof implementations` lists."""
+AllowImport = Annotated[
+    bool, typer.Option("--allow-import", help="let CONFIG or --impl name code to import")
+]
+ConfigFile = Annotated[
+    Path | None, typer.Argument(help="YAML file of points and sweeps", metavar="CONFIG")
+]
+
+
+MAY_DIFFER = "what may differ between environments (a list): torch, cpu_model, or all"
+"""The help of ``--allow-env-mismatch`` where results are joined."""
+
+
+def flag(metavar: str, text: str, default: str | bool = True, **extra: Any) -> Any:
+    """Declare an option in short: what stands for its value, its help, its default in words."""
+    return typer.Option(metavar=metavar, help=text, show_default=default, **extra)
+
+
+def impl_option(what: str, default: str | bool) -> Any:
+    """Declare ``--impl``; ``what`` says what is done with the implementations."""
+    yours = "or package.module:attribute of yours, which makes an nn.Module of an AttentionSpec"
+    also = "(with --allow-import; mhaprof help extending)"
+    return flag("NAME", f"implementations {what} (a list), {yours} {also}", default)
 
 
 class Group(Protocol):

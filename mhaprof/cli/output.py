@@ -27,15 +27,8 @@ from mhaprof.report.view import View
 
 FORMATS = ("table", "json", "csv", "markdown")
 
-ENDINGS = {
-    ".txt": "table",
-    ".json": "json",
-    ".csv": "csv",
-    ".md": "markdown",
-    ".markdown": "markdown",
-    ".jsonl": "jsonl",
-    ".parquet": "parquet",
-}
+ENDINGS = {f".{form}": form for form in ("json", "csv", "markdown", "jsonl", "parquet")}
+ENDINGS |= {".txt": "table", ".md": "markdown"}
 """The format that the name of a file says."""
 
 IN_MEMORY = 16 * 2**20

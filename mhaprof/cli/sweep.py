@@ -7,14 +7,23 @@ import shlex
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from mhaprof import __version__, signals
 from mhaprof.cli.exits import FATAL_SKIPS
 from mhaprof.cli.model import ModelChoice, ModelFlags
-from mhaprof.cli.options import YOURS, SpecFlags, listed, takes
+from mhaprof.cli.options import (
+    MAY_DIFFER,
+    AllowImport,
+    ConfigFile,
+    SpecFlags,
+    flag,
+    impl_option,
+    listed,
+    takes,
+)
 from mhaprof.cli.output import Output, OutputFlags, check_result_file, say
 from mhaprof.cli.progress import Bar
 from mhaprof.cli.results import earlier_rows, emit
@@ -50,36 +59,21 @@ from mhaprof.sweep.drive import remaining
 from mhaprof.sweep.plan import Shard
 
 FOLDER = Path("results")
-PANEL = "Running"
+RUNNING: dict[str, Any] = {"rich_help_panel": "Running"}
+TIMEOUT = f"{DEFAULT_TIMEOUT_S:g}"
 
 
 @takes(given=SpecFlags, model=ModelFlags, timing=TimingFlags, output=OutputFlags)
 def sweep(
-    config: Annotated[
-        Path | None, typer.Argument(help="YAML file of points and sweeps", metavar="CONFIG")
-    ] = None,
+    config: ConfigFile = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            help="result file to make or to resume",
-            metavar="FILE",
-            show_default="results/NAME.sqlite",
-        ),
+        flag("FILE", "result file to make or to resume", "results/NAME.sqlite"),
     ] = None,
-    impl: Annotated[
-        list[str] | None,
-        typer.Option(
-            help=f"implementations (a list) instead of the file's, {YOURS}", metavar="NAME"
-        ),
-    ] = None,
+    impl: Annotated[list[str] | None, impl_option("instead of the file's", False)] = None,
     measure: Annotated[
         str | None,
-        typer.Option(
-            metavar=",".join(METRICS),
-            help="what to measure, instead of what the file says",
-            show_default=False,
-        ),
+        flag(",".join(METRICS), "what to measure, instead of what the file says", False),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="show the plan, measure nothing")
@@ -90,68 +84,34 @@ def sweep(
     ] = False,
     rounds: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            max=MOST,
-            metavar="N",
-            help="measure each point N times, in interleaved rounds of fresh processes",
-            show_default="1",
-            rich_help_panel=PANEL,
-        ),
+        flag("N", "interleaved rounds of fresh processes", "1", min=1, max=MOST, **RUNNING),
     ] = None,
     timeout: Annotated[
         float | None,
-        typer.Option(
-            min=0,
-            metavar="S",
-            help="seconds after which a point has failed (0: never)",
-            show_default=f"{DEFAULT_TIMEOUT_S:g}",
-            rich_help_panel=PANEL,
-        ),
+        flag("S", "seconds after which a point has failed (0: never)", TIMEOUT, min=0, **RUNNING),
     ] = None,
     devices: Annotated[
         str | None,
-        typer.Option(
-            metavar="cuda:N,...|all",
-            help="CUDA devices to spread points over, one worker each",
-            rich_help_panel=PANEL,
-        ),
+        flag("cuda:N,...|all", "CUDA devices to spread points over, a worker each", **RUNNING),
     ] = None,
     shard: Annotated[
         str | None,
-        typer.Option(
-            metavar="I/N",
-            help="measure this part of N (join the files with mhaprof merge)",
-            rich_help_panel=PANEL,
-        ),
+        flag("I/N", "measure this part of N (join the files with mhaprof merge)", **RUNNING),
     ] = None,
     ray: Annotated[
         str | None,
-        typer.Option(
-            metavar="ADDRESS",
-            help="measure on a Ray cluster (auto, HOST:PORT, or local, which starts one)",
-            rich_help_panel=PANEL,
-        ),
+        flag("ADDRESS", "a Ray cluster: auto, HOST:PORT, or local, which starts one", **RUNNING),
     ] = None,
     inline: Annotated[
         bool,
         typer.Option(
             "--inline",
             help="measure in this process: nothing survives a crash but what is stored",
-            rich_help_panel=PANEL,
+            **RUNNING,
         ),
     ] = False,
-    allow_env_mismatch: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="what may differ from the file's environment (a list): torch, cpu_model, or all",
-            rich_help_panel=PANEL,
-        ),
-    ] = None,
-    allow_import: Annotated[
-        bool, typer.Option("--allow-import", help="let CONFIG name code to import")
-    ] = False,
+    allow_env_mismatch: Annotated[list[str] | None, flag("NAME", MAY_DIFFER, **RUNNING)] = None,
+    allow_import: AllowImport = False,
     *,
     given: dict[str, list[object]],
     model: ModelChoice | None,

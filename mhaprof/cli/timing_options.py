@@ -80,122 +80,65 @@ def options_of(section: SettingsSection, **more: Any) -> MeasureOptions:
     )
 
 
+_AXES = ("device", "dtype", "threads")
+_FLAGS = (
+    ("device", DEVICES, "where to run (a list is an axis)", "auto"),
+    ("dtype", choices(Dtype), "element type (a list is an axis)", DEFAULT_DTYPE),
+    ("threads", "N", "CPU threads (a list is an axis)", "what affinity and cgroup quota allow"),
+    ("mode", choices(Mode), "which pass is timed", "forward"),
+    (
+        "cache",
+        choices(Cache),
+        "flush the caches before each sample, or not",
+        "cold on a GPU, hot on a CPU",
+    ),
+    (
+        "timer",
+        choices(TimerChoice),
+        "what takes the time (in a graph's replays inputs rotate, weights are warm)",
+        "auto: events on a GPU, wall on a CPU",
+    ),
+    ("compile", None, "torch.compile the module", "no-compile"),
+    ("tf32", None, "let float32 products use TF32 on a GPU", "no-tf32"),
+    ("min_time", "S", "seconds to sample at least", f"{DEFAULT_MIN_TIME_S:g}"),
+    ("max_time", "S", "seconds to sample at most", f"{DEFAULT_MAX_TIME_S:g}"),
+    (
+        "precision",
+        "P",
+        "half width of the median's 95 % interval to reach, 1% or 0.01",
+        f"{100 * DEFAULT_PRECISION:g}%",
+    ),
+    ("samples", "N", "take exactly this many samples", "as many as the precision needs"),
+    ("seed", "N", "seed of weights and inputs", "0"),
+    ("peak_tflops", "X", "the device's dense peak, TFLOP/s", "a table of known devices"),
+    ("peak_gbps", "X", "the device's memory bandwidth, GB/s", "a table of known devices"),
+)
+"""Name, metavar (none: a switch), help and default of each flag."""
+
+
+def _timing_option(
+    name: str, metavar: str | None, help_text: str, default: str
+) -> inspect.Parameter:
+    flag = name.replace("_", "-")
+    switch = (f"--{flag}/--no-{flag}",) if metavar is None else ()
+    kind: Any = bool if switch else list[str] if name in _AXES else str
+    return option(
+        name,
+        kind | None,
+        *switch,
+        metavar=metavar,
+        help=help_text,
+        show_default=default,
+        rich_help_panel=PANEL,
+    )
+
+
 class _TimingFlags:
     """The flags of timing; collects those given as a ``SettingsSection``, checked."""
 
     def parameters(self) -> list[inspect.Parameter]:
         """Return the options."""
-
-        def panel(*args: Any, **extra: Any) -> inspect.Parameter:
-            return option(*args, rich_help_panel=PANEL, **extra)
-
-        return [
-            panel(
-                "device",
-                list[str] | None,
-                metavar=DEVICES,
-                help="where to run (a list is an axis)",
-                show_default="auto",
-            ),
-            panel(
-                "dtype",
-                list[str] | None,
-                metavar=choices(Dtype),
-                help="element type (a list is an axis)",
-                show_default=DEFAULT_DTYPE,
-            ),
-            panel(
-                "threads",
-                list[str] | None,
-                metavar="N",
-                help="CPU threads (a list is an axis)",
-                show_default="what affinity and cgroup quota allow",
-            ),
-            panel(
-                "mode",
-                str | None,
-                metavar=choices(Mode),
-                help="which pass is timed",
-                show_default="forward",
-            ),
-            panel(
-                "cache",
-                str | None,
-                metavar=choices(Cache),
-                help="flush the caches before each sample, or not",
-                show_default="cold on a GPU, hot on a CPU",
-            ),
-            panel(
-                "timer",
-                str | None,
-                metavar=choices(TimerChoice),
-                help="what takes the time (in a graph's replays inputs rotate, weights are warm)",
-                show_default="auto: events on a GPU, wall on a CPU",
-            ),
-            panel(
-                "compile",
-                bool | None,
-                "--compile/--no-compile",
-                help="torch.compile the module",
-                show_default="no-compile",
-            ),
-            panel(
-                "tf32",
-                bool | None,
-                "--tf32/--no-tf32",
-                help="let float32 products use TF32 on a GPU",
-                show_default="no-tf32",
-            ),
-            panel(
-                "min_time",
-                str | None,
-                metavar="S",
-                help="seconds to sample at least",
-                show_default=f"{DEFAULT_MIN_TIME_S:g}",
-            ),
-            panel(
-                "max_time",
-                str | None,
-                metavar="S",
-                help="seconds to sample at most",
-                show_default=f"{DEFAULT_MAX_TIME_S:g}",
-            ),
-            panel(
-                "precision",
-                str | None,
-                metavar="P",
-                help="half width of the median's 95 % interval to reach, 1% or 0.01",
-                show_default=f"{100 * DEFAULT_PRECISION:g}%",
-            ),
-            panel(
-                "samples",
-                str | None,
-                metavar="N",
-                help="take exactly this many samples",
-                show_default="as many as the precision needs",
-            ),
-            panel(
-                "seed",
-                str | None,
-                metavar="N",
-                help="seed of weights and inputs",
-                show_default="0",
-            ),
-            panel(
-                "peak_tflops",
-                str | None,
-                metavar="X",
-                help="the device's dense peak, TFLOP/s",
-                show_default="a table of known devices",
-            ),
-            panel(
-                "peak_gbps",
-                str | None,
-                metavar="X",
-                help="the device's memory bandwidth, GB/s",
-                show_default="a table of known devices",
-            ),
-        ]
+        return [_timing_option(*flag) for flag in _FLAGS]
 
     def collect(self, values: Mapping[str, Any]) -> SettingsSection:
         """Check every value that was given.  Raises UsageError."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from mhaprof import signals
-from mhaprof.cli.options import YOURS, choices, listed, one_of, takes
+from mhaprof.cli.options import AllowImport, choices, impl_option, listed, one_of, takes
 from mhaprof.cli.output import Output, OutputFlags, say
 from mhaprof.cli.progress import Bar
 from mhaprof.errors import EXIT_FINDING, EXIT_OK
@@ -21,20 +21,13 @@ from mhaprof.spec import AttentionSpec
 
 @takes(out=OutputFlags)
 def verify(
-    impl: Annotated[
-        list[str] | None,
-        typer.Option(
-            help=f"implementations to verify (a list), {YOURS}", metavar="NAME", show_default="all"
-        ),
-    ] = None,
+    impl: Annotated[list[str] | None, impl_option("to verify", "all")] = None,
     device: Annotated[str, typer.Option(help="where to run", metavar=DEVICES)] = "cpu",
     dtype: Annotated[str, typer.Option(help="element type", metavar=choices(Dtype))] = "float64",
     all_rows: Annotated[
         bool, typer.Option("--all", help="show every check, not a line per implementation")
     ] = False,
-    allow_import: Annotated[
-        bool, typer.Option("--allow-import", help="let --impl name code to import")
-    ] = False,
+    allow_import: AllowImport = False,
     *,
     out: Output,
 ) -> int:
