@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import platform
+import re
 import sys
 import textwrap
 from importlib.metadata import PackageNotFoundError
@@ -79,13 +80,18 @@ def _write_options(ctx: Any, formatter: Any) -> None:
             left_out += 1
             continue
         if record := param.get_help_record(ctx):
-            sections.setdefault(title or "Options", []).append(record)
+            sections.setdefault(title or "Options", []).append((record[0], _plain(record[1])))
     for title, rows in sections.items():
         _write_rows(formatter, title, rows)
     if left_out:
         _write_paragraphs(formatter, f"{left_out} more options: {ctx.command_path} --help-all")
     if f"{ctx.info_name}.md" in pages():
         _write_paragraphs(formatter, f"A page of the guide: mhaprof help {ctx.info_name}.md")
+
+
+def _plain(text: str) -> str:
+    """Drop the marks of typer around a default that is told in words, and for rich."""
+    return re.sub(r"\[default: \((.*)\)([;\]])", r"[default: \1\2", text.replace("\\[", "["))
 
 
 def _write_rows(formatter: Any, title: str, rows: list[tuple[str, str]]) -> None:

@@ -180,4 +180,7 @@ def test_counts_and_times_of_one_row_are_of_the_same_shape(
 def test_a_device_without_latency_is_refused(mhaprof: Any) -> None:
     ran = mhaprof("claim", "--device", "cpu")
     assert ran.code == 2
-    assert ran.err == "mhaprof: --device says where --latency runs; give --latency too\n"
+    assert (
+        ran.err
+        == "mhaprof: --device says where --latency runs; give --latency too (mhaprof claim --help)\n"
+    )

@@ -73,6 +73,7 @@ def test_help_breaks_no_word_and_fits(
     ran = mhaprof(*line.split(), "--help-all")
     assert ran.code == 0
     assert max(map(len, ran.out.splitlines())) <= width
+    assert not re.search(r"\\\[|default:\s+\(", ran.out)
     shown = set(ran.out.split())
     for param in params_of(line):
         flags = [flag for flag in (*param.opts, *param.secondary_opts) if flag.startswith("-")]
