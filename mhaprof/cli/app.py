@@ -12,7 +12,7 @@ import typer
 
 from mhaprof import signals
 from mhaprof.cli.commands import COMMANDS, ROOT, add_commands
-from mhaprof.cli.help import HelpGroup, version
+from mhaprof.cli.help import HelpCommand, HelpGroup, version
 from mhaprof.cli.output import ClosedOutput, abandon_stdout, is_broken_pipe, say
 from mhaprof.errors import (
     EXIT_INTERRUPTED,
@@ -52,7 +52,13 @@ def build(arguments: Sequence[str]) -> typer.Typer:
         },
     )
     app.callback(invoke_without_command=True)(root)
-    add_commands(app, arguments, everything=COMPLETION in os.environ)
+    add_commands(
+        app,
+        arguments,
+        command=HelpCommand,
+        group=HelpGroup,
+        everything=COMPLETION in os.environ,
+    )
     return app
 
 

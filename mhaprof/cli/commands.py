@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import cast
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,10 +156,15 @@ COMMANDS: dict[str, Entry] = {
 }
 
 
-def add_commands(app: typer.Typer, arguments: Sequence[str], *, everything: bool) -> None:
+def add_commands(
+    app: typer.Typer,
+    arguments: Sequence[str],
+    *,
+    command: type[TyperCommand],
+    group: type[TyperGroup],
+    everything: bool,
+) -> None:
     """Register the command that ``arguments`` name, and the others by their line alone."""
-    from mhaprof.cli.help import HelpCommand, HelpGroup
-
     chosen = next((word for word in arguments if not word.startswith("-")), None)
     for name, entry in COMMANDS.items():
         if name != chosen and not everything:
@@ -166,9 +172,9 @@ def add_commands(app: typer.Typer, arguments: Sequence[str], *, everything: bool
             continue
         loaded = entry.load()
         if isinstance(loaded, typer.Typer):
-            app.add_typer(loaded, name=name, help=entry.help, cls=HelpGroup)
+            app.add_typer(loaded, name=name, help=entry.help, cls=group)
         else:
-            app.command(name, cls=HelpCommand)(loaded)
+            app.command(name, cls=command)(loaded)
 
 
 def _unloaded() -> None:
