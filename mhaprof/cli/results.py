@@ -42,9 +42,10 @@ def results(
     *,
     out: Output,
 ) -> int:
-    """Show or export a result file: one row per point and round, in the planned order.
+    """Show or export a result file: one row per point and round of the last plan.
 
-    Rows that only earlier plans asked for are kept, named, and shown with --all.
+    Rows are in the planned order; those that only earlier plans asked for are kept, named,
+    and shown with --all.
     """
     with Reader(file, every_plan=everything) as reader:
         emit(reader, out, limit=0 if everything else limit, samples=samples)

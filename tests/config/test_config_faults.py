@@ -59,7 +59,8 @@ def test_all_faults_of_a_file_are_told_at_once_in_the_order_of_the_file() -> Non
         'f.yaml:8:28: heads: {"pow2": [3, 9]}: pow2 goes from one power of two to another, '
         "and 3 is none; the nearest are 2 and 4",
         "f.yaml:9:14: out_proj: 'yes' is not true or false",
-        "f.yaml:10:13: exclude: 'dim %': the end at character 6; expected a field or a value",
+        "f.yaml:10:13: exclude: 'dim %': is not understood at character 1; expected a condition "
+        "as dim % heads != 0",
         "f.yaml:10:20: exclude: 3 is not a condition such as 'dim % heads != 0'",
         "f.yaml:10:23: exclude: 'hed > 3': hed at character 1 is not a field; did you mean heads?",
         "f.yaml:11:9: zip: tokens has 1, dim has 2 values; zip takes as many of each",

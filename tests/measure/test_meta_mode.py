@@ -42,8 +42,11 @@ def same_as_torch(call, *args, one_dtype=False):
         ours = outcome(call, *args)
     if theirs[0] == "refused":
         assert ours[0] == "refused"
-    else:
-        assert ours == theirs
+    elif ours != theirs:  # torch's meta kernel is not always what torch's real one is
+        real = outcome(
+            call, *(torch.empty_strided(a.shape, a.stride(), dtype=a.dtype) for a in args)
+        )
+        assert str(ours).replace("'meta'", "'cpu'") == str(real)
 
 
 @st.composite
