@@ -87,7 +87,7 @@ COMMANDS: dict[str, Entry] = {
     ),
     "results": Entry(
         target="results:results",
-        help="Show or export a result file: one row per point and round",
+        help="Show or export a result file: one row per point and round of the last plan.",
         examples="results results/paper-claim.sqlite; "
         "results results/paper-claim.sqlite -o rows.csv",
     ),
