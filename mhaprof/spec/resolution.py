@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from mhaprof.errors import Fault, SpecError
-from mhaprof.spec.partial import DEFAULT_TOKENS, DEFAULTS, PartialSpec
+from mhaprof.spec.partial import DEFAULT_TOKENS, DEFAULTS, MOST_SIZE, PartialSpec
 
 
 def resolve_fields(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -90,6 +90,8 @@ def type_fault(field: str, value: object, kind: str) -> str:
     """Word a type fault: what was given, what was expected."""
     if kind == "extra_forbidden":
         return f"{field} is not a field of an attention spec"
+    if kind == "less_than_equal":
+        return f"{field} {_shown(value)} is too large; expected at most {MOST_SIZE} (64 bits)"
     return f"{field} {_shown(value)} is not {expected(field)}"
 
 
