@@ -71,6 +71,16 @@ def test_an_unknown_device_or_a_slice_has_no_peaks(name: str) -> None:
     assert find_peaks(name, dtype="float32") is None
 
 
+@pytest.mark.parametrize("name", ["NVIDIA A100 80GB PCIe", "NVIDIA H100 PCIe"])
+def test_the_row_with_the_longest_words_counts_wherever_it_stands(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = known_peaks(name)
+    monkeypatch.setattr(roofline, "KNOWN_DEVICES", roofline.KNOWN_DEVICES[::-1])
+    assert found is not None
+    assert known_peaks(name) == found
+
+
 def test_no_two_rows_claim_the_same_device_with_different_numbers() -> None:
     for row in roofline.KNOWN_DEVICES:
         assert known_peaks(" ".join(sorted(row.tokens))) == row.peaks

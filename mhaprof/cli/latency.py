@@ -90,7 +90,8 @@ def latency(
     implementations = tuple(listed(impl or DEFAULT_IMPLEMENTATIONS))
     versions = versions_of(asked.entries, implementations, allow_import=allow_import)
     section = asked.settings.merged(timing)
-    settings = settings_of(section)
+    rows = sum(len(entry.implementations or implementations) for entry in asked.entries)
+    settings = settings_of(section, rows=rows)
     _check_settings(settings)
     options = options_of(section, allow_import=allow_import)
     points = [

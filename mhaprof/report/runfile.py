@@ -39,7 +39,10 @@ _NUMBERS = (
     *("macs", "params", "peak_bytes", "round"),
     *(f"latency_{x}_s" for x in ("median", "ci_low", "ci_high")),
 )
-_SCALARS = (*_REQUIRED, "role", *SPEC_COLUMNS, *CONDITIONS, *BASELINE_COLUMNS)
+_SCALARS = (
+    *(*_REQUIRED, "role", "identity", "reason", "message", "plan"),
+    *(*SPEC_COLUMNS, *CONDITIONS, *BASELINE_COLUMNS),
+)
 _LISTS = ("replicate_medians_s", "samples_s")
 
 

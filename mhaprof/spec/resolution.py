@@ -90,14 +90,17 @@ def type_fault(field: str, value: object, kind: str) -> str:
     """Word a type fault: what was given, what was expected."""
     if kind == "extra_forbidden":
         return f"{field} is not a field of an attention spec"
-    if kind == "less_than_equal":
-        return f"{field} {_shown(value)} is too large; expected at most {MOST_SIZE} (64 bits)"
-    return f"{field} {_shown(value)} is not {expected(field)}"
+    return f"{field} {_shown(value)} is not {expected(field, kind)}"
 
 
 @functools.cache
-def expected(field: str) -> str:
-    """Say in words what a field takes (``a whole number of at least 1``)."""
+def expected(field: str, kind: str = "") -> str:
+    """Say in words what a field takes (``a whole number of at least 1``).
+
+    ``kind`` is the type of pydantic's error about it.
+    """
+    if kind == "less_than_equal":
+        return f"a number of 64 bits, at most {MOST_SIZE}"
     schema = PartialSpec.model_json_schema()["properties"][field]
     options = [option for option in schema.get("anyOf", [schema]) if option.get("type") != "null"]
     option = options[0]
