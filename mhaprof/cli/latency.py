@@ -90,8 +90,8 @@ def latency(
     implementations = tuple(listed(impl or DEFAULT_IMPLEMENTATIONS))
     versions = versions_of(asked.entries, implementations, allow_import=allow_import)
     section = asked.settings.merged(timing)
-    rows = sum(len(entry.implementations or implementations) for entry in asked.entries)
-    settings = settings_of(section, rows=rows)
+    planned = sum(len(entry.implementations or implementations) for entry in asked.entries)
+    settings = settings_of(section, rows=planned)
     _check_settings(settings)
     options = options_of(section, allow_import=allow_import)
     points = [

@@ -34,18 +34,70 @@ MOST_GROWTH_BYTES = 400 * 2**20
 Argv = list[object]
 ODD: list[Any] = [
     *(None, True, False, -1, 0, 1, 10**400, 10**19, 2**63, 2**31, 1e308, -0.5, 1e-320),
-    *("", "x", "none", "\x00\x1b[31m", "é\ud800", "=1+1", "9" * 5000, "\r", "a\rb", "\u202e", "1e999"),
+    *(
+        "",
+        "x",
+        "none",
+        "\x00\x1b[31m",
+        "é\ud800",
+        "=1+1",
+        "9" * 5000,
+        "\r",
+        "a\rb",
+        "\u202e",
+        "1e999",
+    ),
     *([], [1], [None], {}, {"a": [1]}, [["x"]], [[]] * 50, {"": {"": {"": None}}}),
 ]
-TEXTS = ["\x00", "\r", "\x1b[2J", "]", '"', "{", ":", "\t", "9" * 99, "&a", "*a", "!!x ", "- ", "\n"]
+TEXTS = [
+    "\x00",
+    "\r",
+    "\x1b[2J",
+    "]",
+    '"',
+    "{",
+    ":",
+    "\t",
+    "9" * 99,
+    "&a",
+    "*a",
+    "!!x ",
+    "- ",
+    "\n",
+]
 ROW = {
-    **{"name": "p", "role": "point", "implementation": "sdpa", "status": "ok", "reason": None},
-    **{"batch": 1, "tokens": 16, "dim": 8, "heads": 2, "causal": "none", "device": "cpu"},
-    **{"dtype": "float32", "threads": 1, "timer": "wall", "cache": "hot", "mode": "forward"},
-    **{"device_name": "a", "macs": 1000, "macs_q_proj": 1000, "params": 9, "peak_bytes": 4096},
-    **{"latency_median_s": 1e-3, "latency_ci_low_s": 9e-4, "latency_ci_high_s": 1.1e-3},
-    **{"replicate_medians_s": [1e-3, 1.1e-3, 9e-4, 1e-3], "flags": ["contended"], "round": None},
-    **{"kwargs": None, "inputs": None, "identity": None, "message": None, "torch": "2.9"},
+    "name": "p",
+    "role": "point",
+    "implementation": "sdpa",
+    "status": "ok",
+    "reason": None,
+    "batch": 1,
+    "tokens": 16,
+    "dim": 8,
+    "heads": 2,
+    "causal": "none",
+    "device": "cpu",
+    "dtype": "float32",
+    "threads": 1,
+    "timer": "wall",
+    "cache": "hot",
+    "mode": "forward",
+    "device_name": "a",
+    "macs": 1000,
+    "macs_q_proj": 1000,
+    "params": 9,
+    "peak_bytes": 4096,
+    "latency_median_s": 1e-3,
+    "latency_ci_low_s": 9e-4,
+    "latency_ci_high_s": 1.1e-3,
+    "replicate_medians_s": [1e-3, 1.1e-3, 9e-4, 1e-3],
+    "flags": ["contended"],
+    "round": None,
+    "kwargs": None,
+    "inputs": None,
+    "identity": None,
+    "message": None,
+    "torch": "2.9",
 }
 CONFIG = {
     "version": 1,
@@ -63,10 +115,18 @@ POLICY = {
     "points": [{"match": "p*", "metrics": {"peak_bytes": {"threshold": 0.1}}}],
 }
 MODEL = {
-    **{"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "head_dim": 16},
-    **{"num_key_value_heads": 2, "num_hidden_layers": 4, "intermediate_size": 128},
-    **{"sliding_window": 16, "layer_types": ["full_attention", "sliding_attention"] * 2},
-    **{"vocab_size": 100, "torch_dtype": "bfloat16", "use_sliding_window": True},
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "head_dim": 16,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 4,
+    "intermediate_size": 128,
+    "sliding_window": 16,
+    "layer_types": ["full_attention", "sliding_attention"] * 2,
+    "vocab_size": 100,
+    "torch_dtype": "bfloat16",
+    "use_sliding_window": True,
 }
 
 
@@ -112,7 +172,13 @@ def comparison(chance: random.Random, path: Path) -> Argv:
     """Use a run file in each command that reads one."""
     command = chance.choice(["compare", "gate", "results", "baseline", "merge"])
     return {
-        "compare": ["compare", path, path, "--format", chance.choice(["table", "json", "markdown"])],
+        "compare": [
+            "compare",
+            path,
+            path,
+            "--format",
+            chance.choice(["table", "json", "markdown"]),
+        ],
         "gate": ["gate", path, path, *chance.choice([[], ["--format", "junit"], ["--strict"]])],
         "results": ["results", path, "--format", chance.choice(["table", "json", "csv", "html"])],
         "baseline": ["baseline", "update", path, "--directory", path.parent / "b"],
@@ -165,7 +231,19 @@ def sqlite_file(chance: random.Random, folder: Path) -> Argv:
     path.unlink(missing_ok=True)
     with Store(path):
         pass
-    values: list[Any] = [None, -1, 2**62, 1e308, float("inf"), "x", "", b"\x00\xff", "[1", "{}", "\x1b"]
+    values: list[Any] = [
+        None,
+        -1,
+        2**62,
+        1e308,
+        float("inf"),
+        "x",
+        "",
+        b"\x00\xff",
+        "[1",
+        "{}",
+        "\x1b",
+    ]
     with sqlite3.connect(path) as db:
         for name in ("name", "status", "implementation", "macs", "latency_median_s", "flags"):
             db.execute(f"ALTER TABLE rows ADD COLUMN {name}")
@@ -173,8 +251,11 @@ def sqlite_file(chance: random.Random, folder: Path) -> Argv:
         for place in range(len(row)):
             if chance.random() < 0.15:
                 row[place] = chance.choice(values)
-        db.execute("INSERT INTO rows (identity, round, finished, name, status, implementation, "
-                   "macs, latency_median_s, flags) VALUES ('i', 0, 'n', ?, ?, ?, ?, ?, ?)", row)
+        db.execute(
+            "INSERT INTO rows (identity, round, finished, name, status, implementation, "
+            "macs, latency_median_s, flags) VALUES ('i', 0, 'n', ?, ?, ?, ?, ?, ?)",
+            row,
+        )
         if chance.random() < 0.2:
             db.execute("UPDATE rows SET name = CAST(x'fffe41' AS TEXT)")
     db.close()

@@ -170,6 +170,22 @@ def test_a_number_that_none_can_compute_with_is_refused(
     assert ran.err.count("\n") == 1
 
 
+@pytest.mark.parametrize("value", ["1e999", "[1, -1e999]", '{"a": [1e999]}'])
+@pytest.mark.parametrize("column", ["kwargs", "outliers", "of_my_own", "arithmetic_intensity"])
+def test_infinity_in_any_column_is_refused(
+    mhaprof: Any, tmp_path: Path, column: str, value: str
+) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(
+        f'[{{"name": "p", "implementation": "sdpa", "status": "ok", "{column}": {value}}}]'
+    )
+    for command in ("compare", "gate"):
+        ran = mhaprof(command, path, path)
+        assert ran.code == 2
+        assert f"row 1: {column} " in ran.err
+        assert "is not a finite number" in ran.err
+
+
 def test_bare_carriage_returns_and_nul_in_csv_are_no_traceback(
     mhaprof: Any, tmp_path: Path
 ) -> None:
