@@ -79,6 +79,7 @@ STRANGE = {
     "an environment that is none": (
         "INSERT INTO environments VALUES ('f', 'cpu', 'now', '{\"software\": 3}')",
     ),
+    "bytes in a column of text": ("UPDATE rows SET implementation = x'ff'",),
     "a big integer that is none": ("INSERT INTO big_integers VALUES ('i', 0, 'macs', 'x')",),
     "a missing table": ("DROP TABLE big_integers",),
     "write-ahead logging": ("PRAGMA journal_mode = WAL",),
