@@ -294,7 +294,7 @@ def _check_rows(rows: Sequence[Any], path: Path) -> None:
             )
         if endless := [name for name, value in row.items() if _is_endless(value)]:
             raise UsageError(
-                f"{path}: row {number}: {endless[0]} {row[endless[0]]!r} is not a finite number"
+                f"{path}: row {number}: {endless[0]} {row[endless[0]]!r} is not a finite number or text"
             )
         if not _are_words(row.get("flags")):
             raise UsageError(f"{path}: row {number}: flags {row['flags']!r} are not words")
@@ -309,10 +309,10 @@ def _check_rows(rows: Sequence[Any], path: Path) -> None:
 
 
 def _is_endless(value: Any) -> bool:
-    """Say whether a value is or holds what JSON cannot: infinity or NaN."""
+    """Say whether a value is or holds what JSON cannot: infinity, NaN or bytes."""
     if isinstance(value, dict | list):
         return any(map(_is_endless, value.values() if isinstance(value, dict) else value))
-    return isinstance(value, float) and not math.isfinite(value)
+    return isinstance(value, bytes) or (isinstance(value, float) and not math.isfinite(value))
 
 
 def _is_sound(value: Any, *, many: bool, whole: bool = False) -> bool:

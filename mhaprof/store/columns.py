@@ -7,7 +7,6 @@ samples are named here.  A column that nobody declared keeps its values as they 
 from __future__ import annotations
 
 import json
-import math
 import types
 from collections.abc import Mapping
 from functools import cache
@@ -15,7 +14,6 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from mhaprof.errors import UsageError
 from mhaprof.formulas import EXTRA_STAGES, STAGES
 from mhaprof.records import Counts, Latency, Memory, ModuleCounts
 from mhaprof.spec import AttentionSpec
@@ -102,14 +100,9 @@ def is_big(value: Any) -> bool:
 
 
 def from_sql(column: str, value: Any) -> Any:
-    """Return the value as it was before ``to_sql`` (but for huge integers).
-
-    Raises UsageError for what mhaprof never stores: bytes, infinity.
-    """
+    """Return the value as it was before ``to_sql`` (but for huge integers)."""
     if value is None:
         return None
-    if isinstance(value, bytes) or (isinstance(value, float) and not math.isfinite(value)):
-        raise UsageError(f"the result file is damaged: {column} holds {str(value)[:40]}")
     kind = kind_of(column)
     if kind == "BOOLEAN":
         return bool(value)
