@@ -294,7 +294,8 @@ def _check_rows(rows: Sequence[Any], path: Path) -> None:
             )
         if endless := [name for name, value in row.items() if _is_endless(value)]:
             raise UsageError(
-                f"{path}: row {number}: {endless[0]} {row[endless[0]]!r} is not a finite number or text"
+                f"{path}: row {number}: {endless[0]} {row[endless[0]]!r} "
+                "is not a finite number or text"
             )
         if not _are_words(row.get("flags")):
             raise UsageError(f"{path}: row {number}: flags {row['flags']!r} are not words")
