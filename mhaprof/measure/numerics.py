@@ -173,8 +173,8 @@ def check(
 def _widened(squares: torch.Tensor, values: int) -> torch.Tensor:
     """Return the mean square of each row, or of its neighbourhood where that is larger.
 
-    A row of few ``values`` lies near 0 by chance (one of N(0, 1) below 1/1000 once in 1250
-    rows), its error does not: rows are judged by as many neighbours as make 16 values.
+    A row of few ``values`` lies near 0 by chance, its error does not: as many neighbours
+    count as make 16 values.
     """
     import torch
 

@@ -95,10 +95,7 @@ def type_fault(field: str, value: object, kind: str) -> str:
 
 @functools.cache
 def expected(field: str, kind: str = "") -> str:
-    """Say in words what a field takes (``a whole number of at least 1``).
-
-    ``kind`` is the type of pydantic's error about it.
-    """
+    """Say what a field takes; ``kind`` is the type of pydantic's error about it."""
     if kind == "less_than_equal":
         return f"a number of 64 bits, at most {MOST_SIZE}"
     schema = PartialSpec.model_json_schema()["properties"][field]
