@@ -68,3 +68,9 @@ def test_at_the_crossover_core_and_projections_are_equal(fields: dict[str, Any])
     core = formulas.core_macs(there)
     rest = formulas.total_macs(there) - core
     assert core == pytest.approx(rest, rel=1 / at)
+
+
+def test_a_core_that_grows_no_faster_than_the_projections_never_overtakes_them() -> None:
+    spec = AttentionSpec(phase="decode", kv_tokens=100, latent_form="expanded", **LATENT)
+    assert crossover_tokens(spec) is None
+    assert crossover_tokens(spec.replace(latent_form="absorbed")) is not None

@@ -256,3 +256,23 @@ def test_backward_is_twice_forward_and_fused_recomputes_the_scores(spec: Attenti
     assert formulas.backward_macs(spec, fused=False) == 2 * forward
     scores = formulas.stage_macs(spec)["scores"]
     assert formulas.backward_macs(spec, fused=True) == 2 * forward + scores
+
+
+def test_a_sink_is_one_more_score_for_each_query() -> None:
+    spec = AttentionSpec(batch=2, tokens=10, dim=8, heads=4)
+    with_sinks = spec.replace(sinks=True)
+    assert formulas.softmax_ops(spec) == 3 * 2 * 4 * 10 * 10
+    assert formulas.softmax_ops(with_sinks) == 3 * 2 * 4 * 10 * 11
+
+
+def test_a_symmetric_window_hides_the_keys_on_both_sides() -> None:
+    spec = AttentionSpec(tokens=5, dim=8, heads=1, window=2)
+    assert formulas.exact_pairs(spec) == masked_pairs(spec) == 13
+
+
+def test_cross_attention_moves_its_second_input_too() -> None:
+    own = AttentionSpec(batch=2, tokens=10, dim=8, heads=2, kv_heads=1)
+    cross = own.replace(kv_tokens=20)
+    new_entries, second_input = 2 * (20 - 10) * 2 * 4, 2 * 20 * 8
+    moved = [formulas.moved_bytes(spec, dtype_bytes=2, fused=True) for spec in (own, cross)]
+    assert moved[1] - moved[0] == 2 * (new_entries + second_input)

@@ -11,7 +11,7 @@ import torch
 
 from mhaprof import attention
 from mhaprof.measure import calls, peak
-from mhaprof.point.timing import peak_bytes
+from mhaprof.point.timing import make_subject, peak_bytes
 from mhaprof.records import Point, Settings
 from mhaprof.spec import AttentionSpec
 
@@ -52,3 +52,11 @@ def test_the_peak_is_of_the_call_that_is_timed(monkeypatch: pytest.MonkeyPatch) 
     ]
     assert torch.get_float32_matmul_precision() == "highest"
     assert torch._functorch.config.donated_buffer
+
+
+def test_each_set_of_inputs_has_values_of_its_own() -> None:
+    point = Point(name="p", spec=SPEC, implementation="eager", settings=Settings(device="cpu"))
+    subject = make_subject(point, attention.get("eager"), seed=3)
+    first, again, second = (subject.inputs(index)[0] for index in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)

@@ -71,6 +71,17 @@ def test_an_unknown_device_or_a_slice_has_no_peaks(name: str) -> None:
     assert find_peaks(name, dtype="float32") is None
 
 
+def test_of_two_rows_the_one_with_the_longest_words_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    general = roofline._row("x100", (1.0, 1.0, 1.0, 1.0, 1.0), 1, "a datasheet")
+    special = roofline._row("x100 pcie", (2.0, 2.0, 2.0, 2.0, 2.0), 2, "a datasheet")
+    for rows in ((general, special), (special, general)):
+        monkeypatch.setattr(roofline, "KNOWN_DEVICES", rows)
+        assert known_peaks("X100 PCIe") == special.peaks
+        assert known_peaks("X100") == general.peaks
+
+
 def test_no_two_rows_claim_the_same_device_with_different_numbers() -> None:
     for row in roofline.KNOWN_DEVICES:
         assert known_peaks(" ".join(sorted(row.tokens))) == row.peaks

@@ -11,7 +11,7 @@ import pytest
 
 from mhaprof.cli.planning import Planned, points_of
 from mhaprof.point import count_point
-from mhaprof.records import Counts, Measured, Record, Result
+from mhaprof.records import Counts, Latency, Measured, Record, Result
 from mhaprof.report.tabular import row_of, to_csv
 from mhaprof.spec import AttentionSpec
 
@@ -40,6 +40,37 @@ def test_a_row_keeps_its_columns_and_their_order() -> None:
     result = counted()
     assert "by_stage" not in row_of(result)
     assert [*row_of(result, latency=True)][: len(row_of(result))] == [*row_of(result)]
+
+
+def test_the_exact_rate_counts_the_pairs_of_the_mask_alone() -> None:
+    spec = AttentionSpec(batch=1, tokens=64, dim=8, heads=1, causal="top-left")
+    (point,) = points_of(Planned(name="point", spec=spec), ["eager"], {"eager": 1})
+    counted = count_point(point, counters=("closed-form",)).outcome
+    assert isinstance(counted, Measured)
+    assert counted.counts is not None
+    latency = Latency(
+        device="cpu",
+        device_name="a",
+        dtype="float32",
+        threads=1,
+        timer="wall",
+        cache="hot",
+        mode="forward",
+        compiled=False,
+        tf32=None,
+        resolved_backend=None,
+        samples_s=[1e-3] * 6,
+        first_call_s=1.0,
+        warmup_calls=3,
+        converged=True,
+        max_error=0.0,
+        tolerance=1.0,
+    )
+    outcome = Measured(counts=counted.counts, latency=latency)
+    row = row_of(Result(point=point, outcome=outcome), latency=True)
+    macs, exact = 4 * 64 * 8 * 8 + 2 * 64 * 64 * 8, 4 * 64 * 8 * 8 + 64 * 65 * 8
+    assert row["tflops_per_s"] == pytest.approx(2 * macs / 1e-3 / 1e12)
+    assert row["tflops_per_s_exact"] == pytest.approx(2 * exact / 1e-3 / 1e12)
 
 
 ODD: list[dict[str, Any]] = [

@@ -52,6 +52,14 @@ def test_interval_of_the_median_is_the_tightest_that_covers_95_percent(count: in
     assert tighter < 0.951
 
 
+@pytest.mark.parametrize(("count", "exact"), [(1001, 469), (1100, 517), (5000, 2430)])
+def test_interval_of_the_median_of_many_is_one_rank_wider_than_the_exact_one(
+    count: int, exact: int
+) -> None:
+    assert oracle.binom.cdf(exact, count, 0.5) <= 0.025 < oracle.binom.cdf(exact + 1, count, 0.5)
+    assert stats.median_interval(range(count)) == (exact - 1, count - exact)
+
+
 def test_interval_of_the_median_covers_it_as_often_as_it_says() -> None:
     draw = random.Random(7)
     hits = 0
@@ -64,6 +72,9 @@ def test_interval_of_the_median_covers_it_as_often_as_it_says() -> None:
 def test_precision_is_the_wider_half_of_the_interval() -> None:
     summary = stats.summarize([1.0, 2.0, 2.0, 2.0, 2.0, 3.0])
     assert summary.precision == 0.5
+    above = stats.summarize([1.0, 2.0, 2.0, 2.0, 2.0, 6.0])
+    below = stats.summarize([1.0, 6.0, 6.0, 6.0, 6.0, 7.0])
+    assert (above.precision, below.precision) == (2.0, pytest.approx(5 / 6))
     assert stats.summarize([1.0]).precision is None
 
 
@@ -118,6 +129,24 @@ def test_interval_of_a_ratio_is_the_third_of_25_pairwise_ratios() -> None:
     found = stats.ratio_interval(base, new)
     assert found.ratio == pytest.approx(2.1 / 1.02)
     assert (found.low, found.high) == pytest.approx((pairs[2], pairs[22]), rel=1e-9)
+
+
+def test_interval_of_a_ratio_holds_the_ratio_of_medians() -> None:
+    base, new = [1.0] * 7 + [1.01] * 4 + [2.0] * 4, [1.0] * 8 + [2.0] * 2 + [2.02] * 5
+    below, above = stats.ratio_interval(base, new), stats.ratio_interval(new, base)
+    assert below.low == below.ratio == pytest.approx(1 / 1.01)
+    assert above.high == above.ratio == pytest.approx(1.01)
+
+
+@pytest.mark.parametrize(("counts", "exact"), [((51, 51), 1007), ((60, 60), 1426), ((50, 51), 986)])
+def test_interval_of_a_ratio_of_many_is_one_pair_wider_than_the_exact_one(
+    counts: tuple[int, int], exact: int
+) -> None:
+    draw = random.Random(3)
+    base, new = ([draw.lognormvariate(0, 0.2) for _ in range(count)] for count in counts)
+    pairs = sorted(b / a for a in base for b in new)
+    found = stats.ratio_interval(base, new)
+    assert (found.low, found.high) == pytest.approx((pairs[exact - 1], pairs[-exact]), rel=1e-9)
 
 
 def test_interval_of_a_ratio_needs_four_a_side() -> None:

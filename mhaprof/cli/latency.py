@@ -76,7 +76,8 @@ def latency(
     implementations = tuple(listed(impl or DEFAULT_IMPLEMENTATIONS))
     versions = versions_of(asked.entries, implementations, allow_import=allow_import)
     section = asked.settings.merged(timing)
-    settings = settings_of(section)
+    planned = sum(len(entry.implementations or implementations) for entry in asked.entries)
+    settings = settings_of(section, rows=planned)
     _check_settings(settings)
     options = options_of(section, allow_import=allow_import)
     points = [

@@ -97,6 +97,8 @@ def plan_sweep(config: Path | None, model: ModelChoice | None, asked: SweepReque
         for point in points
         if point.spec is not None and point.skip is None
     ]
+    rows = sum(len(point.implementations or names) for point in points)
+    settings = [] if counting else settings_of(section, rows=rows, resolve=asked.resolve)
     versions = versions_of(specs, names, allow_import=asked.allow_import)
     modules = {point.name: point.module for point in points if point.module and not point.skip}
     own = {*(each.target for each in modules.values()), *(name for name in versions if ":" in name)}
@@ -105,7 +107,7 @@ def plan_sweep(config: Path | None, model: ModelChoice | None, asked: SweepReque
         implementations=names,
         versions=versions,
         codes={target: code_of(target) for target in own},
-        settings=[] if counting else settings_of(section, resolve=asked.resolve),
+        settings=settings,
         what=what,
         options=options_of(section, allow_import=asked.allow_import),
         references=reference_points(specs) if loaded.reference and "flops" in what else (),

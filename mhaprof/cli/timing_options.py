@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from mhaprof.cli.options import choices, listed, option, parsed
 from mhaprof.config import SettingsSection
+from mhaprof.config.grid import too_many
 from mhaprof.config.located import wrong_value
 from mhaprof.errors import UsageError
 from mhaprof.point.options import (
@@ -26,13 +27,14 @@ DEFAULT_DTYPE: Dtype = "float32"
 
 
 def settings_of(
-    section: SettingsSection, *, resolve: Callable[[str], str] | None = None
+    section: SettingsSection, *, rows: int = 1, resolve: Callable[[str], str] | None = None
 ) -> list[Settings]:
     """Return the settings of every combination of devices, dtypes and threads.
 
     Devices are resolved and defaults filled: device auto, dtype float32, as many
     threads as affinity and cgroup quota allow.  ``resolve`` turns a device as it was
-    given into one that is there; the default raises Unavailable where it is not.
+    given into one that is there; the default raises Unavailable where it is not.  Raises
+    UsageError where ``rows`` points in each of them are more than are planned.
     """
     from mhaprof.measure.devices import default_threads, resolve_device
 
@@ -42,6 +44,8 @@ def settings_of(
         section.dtype or (DEFAULT_DTYPE,),
         section.threads or (None,),
     )
+    if (fault := too_many((range(rows), *axes))) is not None:
+        raise UsageError(f"points x implementations x devices x dtypes x threads: {fault}")
     for name, dtype, threads in itertools.product(*axes):
         device = (resolve or resolve_device)(name)
         made = Settings(

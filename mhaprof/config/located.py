@@ -151,7 +151,7 @@ def wrong_value(key: str, detail: ErrorDetails) -> str:
     if detail["type"] == _REFUSAL:
         return detail["msg"]
     if key in PartialSpec.model_fields:
-        wanted: str | None = expected(key)
+        wanted: str | None = expected(key, detail["type"])
     else:
         wanted = _wanted(detail["type"], detail.get("ctx", {}))
     return f"{shown(detail['input'])} is not {wanted or 'right: ' + detail['msg']}"

@@ -44,8 +44,9 @@ class Subject:
     ``inputs(k)`` makes the k-th set of inputs, drawn from N(0, 1) with a seed of k, all
     of the same shapes.  ``shape`` is that of the result.  ``reference`` is the float64
     result of ``part`` of the problem on set 0: ``part(result)`` cuts the same rows from
-    the module's result (see ``numerics.checked_part``).  ``backend`` is the attention
-    backend that the module asks for, ``AUTO_BACKEND`` if it leaves the choice to torch.
+    the module's result (see ``numerics.checked_part``); its rows are of so many independent
+    ``values``.  ``backend`` is the attention backend that the module asks for,
+    ``AUTO_BACKEND`` if it leaves the choice to torch.
     """
 
     module: Callable[..., torch.Tensor]
@@ -54,6 +55,7 @@ class Subject:
     reference: torch.Tensor
     part: Callable[[torch.Tensor], torch.Tensor]
     tolerance: float
+    values: int | None = None
     backend: str | None = None
 
 
@@ -183,6 +185,7 @@ def _first_call(subject: Subject, setup: _Setup) -> Failed | Skipped | None:
         shape=subject.shape,
         part=subject.part,
         tolerance=subject.tolerance,
+        values=subject.values,
     )
     if not setup.check.ok:
         return Failed(code="wrong_result", message=setup.check.message)

@@ -54,6 +54,9 @@ REFERENCE_SCORE_COPIES = 4
 SMALLEST_ROW = 1e-3
 """Rows whose values lie under this share of the whole result's are judged by that."""
 
+ENOUGH_VALUES = 16
+"""Values of N(0, 1) whose RMS is near 1, within a factor of 3 in a million rows."""
+
 
 def tolerance(spec: AttentionSpec, *, dtype: str, tf32: bool = False) -> float:
     """Return the largest error of a right result, relative to its row's RMS.
@@ -76,7 +79,14 @@ def tolerance(spec: AttentionSpec, *, dtype: str, tf32: bool = False) -> float:
         variance += (HALF_SMALLEST_FLOAT16 * spec.kv_tokens) ** 2 / 3
     terms = spec.dim + spec.head_dim + spec.kv_tokens + spec.heads * spec.v_head_dim
     variance += accumulated**2 * terms
-    return DEVIATIONS * math.sqrt(variance)
+    # An error of a score is as long as its query: up to 4 times the mean at head_dim 1.
+    longest = max(1.0, 16 / min(spec.dim, spec.head_dim))
+    return DEVIATIONS * math.sqrt(variance * longest)
+
+
+def row_values(spec: AttentionSpec) -> int:
+    """Return the independent values of a row of the result: W_O adds none."""
+    return min(spec.dim, spec.heads * spec.v_head_dim)
 
 
 def _roundings(spec: AttentionSpec) -> int:
@@ -106,6 +116,7 @@ def check_whole(
     shape: Sequence[int],
     part: Callable[[torch.Tensor], torch.Tensor],
     tolerance: float,
+    values: int | None = None,
 ) -> Check:
     """Check a whole result: its type, its shape, that it is finite, and its ``part``.
 
@@ -122,13 +133,16 @@ def check_whole(
     bad = int((~result.isfinite()).sum())
     if bad:
         return _refused(f"{bad} of {result.numel()} values are NaN or infinite", tolerance)
-    return check(part(result), reference, tolerance=tolerance)
+    return check(part(result), reference, tolerance=tolerance, values=values)
 
 
-def check(result: torch.Tensor, reference: torch.Tensor, *, tolerance: float) -> Check:
+def check(
+    result: torch.Tensor, reference: torch.Tensor, *, tolerance: float, values: int | None = None
+) -> Check:
     """Compare a result with its float64 reference of the same shape, row by row.
 
-    A row is one token's vector (the last dimension).  NaN and infinity never pass, not
+    A row is one token's vector (the last dimension), of so many independent ``values``
+    (None: of enough).  NaN and infinity never pass, not
     even where the reference has them too.
     """
     if result.shape != reference.shape:
@@ -141,7 +155,7 @@ def check(result: torch.Tensor, reference: torch.Tensor, *, tolerance: float) ->
         return _refused("the float64 reference itself is not finite", tolerance)
     exact = reference.double()
     difference = (result.to(exact.device).double() - exact).abs().amax(dim=-1)
-    rows = exact.square().mean(dim=-1)
+    rows = _widened(exact.square().mean(dim=-1), values or ENOUGH_VALUES)
     scale = rows.clamp(min=SMALLEST_ROW**2 * float(rows.mean())).sqrt()
     # A reference of zeros alone has no scale: only zeros equal it.
     relative = (difference / scale).nan_to_num(nan=0.0, posinf=math.inf)
@@ -154,6 +168,24 @@ def check(result: torch.Tensor, reference: torch.Tensor, *, tolerance: float) ->
         ok=ok,
         message=f"largest error {max_error:.3g} of a row's RMS is {verdict} {tolerance:.3g}",
     )
+
+
+def _widened(squares: torch.Tensor, values: int) -> torch.Tensor:
+    """Return the mean square of each row, or of its neighbourhood where that is larger.
+
+    A row of few ``values`` lies near 0 by chance, its error does not: as many neighbours
+    count as make 16 values.
+    """
+    import torch
+
+    reach = ENOUGH_VALUES // (2 * values)
+    if reach == 0:
+        return squares
+    flat = squares.reshape(1, 1, -1)
+    near = torch.nn.functional.avg_pool1d(
+        flat, 2 * reach + 1, stride=1, padding=reach, count_include_pad=False
+    )
+    return torch.maximum(flat, near).reshape(squares.shape)
 
 
 def _refused(message: str, tolerance: float) -> Check:

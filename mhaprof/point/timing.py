@@ -144,6 +144,7 @@ def make_subject(point: Point, implementation: Implementation, *, seed: int) -> 
         reference=reference,
         part=part.output,
         tolerance=numerics.tolerance(spec, dtype=settings.dtype or "float32", tf32=settings.tf32),
+        values=numerics.row_values(spec),
         backend=implementation.backend,
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -39,7 +40,10 @@ _NUMBERS = (
     *("macs", "params", "peak_bytes", "round"),
     *(f"latency_{x}_s" for x in ("median", "ci_low", "ci_high")),
 )
-_SCALARS = (*_REQUIRED, "role", *SPEC_COLUMNS, *CONDITIONS, *BASELINE_COLUMNS)
+_SCALARS = (
+    *(*_REQUIRED, "role", "identity", "reason", "message", "plan"),
+    *(*SPEC_COLUMNS, *CONDITIONS, *BASELINE_COLUMNS),
+)
 _LISTS = ("replicate_medians_s", "samples_s")
 
 
@@ -288,6 +292,11 @@ def _check_rows(rows: Sequence[Any], path: Path) -> None:
                 f"{path}: row {number}: status {row['status']!r} is not one of "
                 f"{', '.join(_STATUSES)}"
             )
+        if endless := [name for name, value in row.items() if _is_endless(value)]:
+            raise UsageError(
+                f"{path}: row {number}: {endless[0]} {row[endless[0]]!r} "
+                "is not a finite number or text"
+            )
         if not _are_words(row.get("flags")):
             raise UsageError(f"{path}: row {number}: flags {row['flags']!r} are not words")
         for column in (*_NUMBERS, *_LISTS):
@@ -298,6 +307,13 @@ def _check_rows(rows: Sequence[Any], path: Path) -> None:
                 raise UsageError(
                     f"{path}: row {number}: {column} {row[column]!r} is not {expected}"
                 )
+
+
+def _is_endless(value: Any) -> bool:
+    """Say whether a value is or holds what JSON cannot: infinity, NaN or bytes."""
+    if isinstance(value, dict | list):
+        return any(map(_is_endless, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, bytes) or (isinstance(value, float) and not math.isfinite(value))
 
 
 def _is_sound(value: Any, *, many: bool, whole: bool = False) -> bool:

@@ -33,7 +33,10 @@ def _alignment(value: object) -> object:
     return "none" if value == "false" else value
 
 
-Size = Annotated[int, Field(strict=True, ge=1), BeforeValidator(integral)]
+MOST_SIZE = 2**63 - 1
+"""The largest size that torch takes: an int64."""
+
+Size = Annotated[int, Field(strict=True, ge=1, le=MOST_SIZE), BeforeValidator(integral)]
 Flag = Annotated[bool, Field(strict=True)]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from mhaprof.errors import Fault, SpecError
-from mhaprof.spec.partial import DEFAULT_TOKENS, DEFAULTS, PartialSpec
+from mhaprof.spec.partial import DEFAULT_TOKENS, DEFAULTS, MOST_SIZE, PartialSpec
 
 
 def resolve_fields(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -90,12 +90,14 @@ def type_fault(field: str, value: object, kind: str) -> str:
     """Word a type fault: what was given, what was expected."""
     if kind == "extra_forbidden":
         return f"{field} is not a field of an attention spec"
-    return f"{field} {_shown(value)} is not {expected(field)}"
+    return f"{field} {_shown(value)} is not {expected(field, kind)}"
 
 
 @functools.cache
-def expected(field: str) -> str:
-    """Say in words what a field takes (``a whole number of at least 1``)."""
+def expected(field: str, kind: str = "") -> str:
+    """Say what a field takes; ``kind`` is the type of pydantic's error about it."""
+    if kind == "less_than_equal":
+        return f"a number of 64 bits, at most {MOST_SIZE}"
     schema = PartialSpec.model_json_schema()["properties"][field]
     options = [option for option in schema.get("anyOf", [schema]) if option.get("type") != "null"]
     option = options[0]

@@ -79,6 +79,7 @@ STRANGE = {
     "an environment that is none": (
         "INSERT INTO environments VALUES ('f', 'cpu', 'now', '{\"software\": 3}')",
     ),
+    "bytes in a column of text": ("UPDATE rows SET implementation = x'ff'",),
     "a big integer that is none": ("INSERT INTO big_integers VALUES ('i', 0, 'macs', 'x')",),
     "a missing table": ("DROP TABLE big_integers",),
     "write-ahead logging": ("PRAGMA journal_mode = WAL",),
@@ -142,6 +143,17 @@ def test_flags_that_are_no_words_are_refused(
     assert "row 1: flags " in ran.err
 
 
+@pytest.mark.parametrize("column", ["identity", "reason", "message", "plan", "tokens", "device"])
+def test_a_list_or_an_object_in_the_place_of_a_scalar_is_refused(
+    mhaprof: Any, write_run: Any, make_rows: Any, column: str
+) -> None:
+    rows = [row | {"round": 0, column: {"a": [1]}} for row in make_rows(seed=1, points=2)]
+    ran = mhaprof("compare", write_run("a.json", rows), write_run("b.json", rows))
+    assert ran.code == 2
+    assert f"row 1: {column} is a list or an object" in ran.err
+    assert ran.err.count("\n") == 1
+
+
 @pytest.mark.parametrize("number", ["Infinity", "NaN", "1e999", "-1", "1" + "0" * 400])
 @pytest.mark.parametrize("column", ["macs", "latency_median_s", "tokens", "kv_cache_bytes"])
 def test_a_number_that_none_can_compute_with_is_refused(
@@ -157,6 +169,22 @@ def test_a_number_that_none_can_compute_with_is_refused(
     ran = mhaprof("gate", path, path)
     assert ran.code == 2
     assert ran.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("value", ["1e999", "[1, -1e999]", '{"a": [1e999]}'])
+@pytest.mark.parametrize("column", ["kwargs", "outliers", "of_my_own", "arithmetic_intensity"])
+def test_infinity_in_any_column_is_refused(
+    mhaprof: Any, tmp_path: Path, column: str, value: str
+) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(
+        f'[{{"name": "p", "implementation": "sdpa", "status": "ok", "{column}": {value}}}]'
+    )
+    for command in ("compare", "gate"):
+        ran = mhaprof(command, path, path)
+        assert ran.code == 2
+        assert f"row 1: {column} " in ran.err
+        assert "is not a finite number or text" in ran.err
 
 
 def test_bare_carriage_returns_and_nul_in_csv_are_no_traceback(
@@ -200,6 +228,35 @@ def test_flags_that_make_too_many_points_are_refused_with_the_count(
     ran = mhaprof("flops", *(word for pair in given for word in pair))
     assert ran.code == 2
     assert f"{1001**flags} points; at most 1000000" in ran.err
+
+
+@pytest.mark.parametrize("command", [("sweep", "--dry-run", "--measure", "latency"), ("latency",)])
+def test_settings_multiply_the_points_that_are_counted(
+    mhaprof: Any, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    tokens, threads = list(range(1, 1001)), list(range(1, 601))
+    path = tmp_path / "c.yaml"
+    settings = f"{{device: [cpu], dtype: [float32, float16], threads: {threads}}}"
+    path.write_text(f"version: 1\nsettings: {settings}\nsweep: {{tokens: {tokens}}}\n")
+    ran = mhaprof(*command, path, "--impl", "sdpa")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == (
+        "mhaprof: points x implementations x devices x dtypes x threads: "
+        "1200000 points; at most 1000000 are planned\n"
+    )
+
+
+@pytest.mark.parametrize("column", ["tokens", "batch", "window"])
+def test_a_size_beyond_64_bits_is_refused(mhaprof: Any, tmp_path: Path, column: str) -> None:
+    many, path = "9" * 20, tmp_path / "c.yaml"
+    path.write_text(f"version: 1\npoints: [{{name: a, {column}: {many}}}]\n")
+    expected = "64 bits"
+    for given in ([f"--{column}", many], [path]):
+        ran = mhaprof("flops", *given)
+        assert (ran.code, ran.out) == (2, "")
+        assert many in ran.err
+        assert expected in ran.err
+        assert ran.err.count("\n") == 1
 
 
 def test_a_file_that_makes_a_billion_points_needs_no_memory(tmp_path: Path) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
+from mhaprof.attention import get
 from mhaprof.measure.numerics import check, checked_part, tolerance
+from mhaprof.point.timing import make_subject
+from mhaprof.records import Point, Settings
 from mhaprof.spec import AttentionSpec
 
 
@@ -193,3 +197,39 @@ def test_the_parts_inputs_are_copies() -> None:
     cut = checked_part(spec).inputs([torch.zeros(1, 1, 8), cache, cache])
     cut[1].fill_(7)
     assert float(cache.sum()) == 0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"dim": 64, "heads": 4, "head_dim": 1, "tokens": 256},
+        {"dim": 64, "heads": 1, "head_dim": 1, "tokens": 256, "causal": "top-left"},
+        {"dim": 64, "heads": 1, "head_dim": 2, "tokens": 256},
+    ],
+)
+def test_a_right_result_of_narrow_heads_passes_and_a_wrong_one_does_not(
+    fields: dict[str, Any],
+) -> None:
+    spec = AttentionSpec(batch=2, **fields)
+    settings = Settings(device="cpu", dtype="float32")
+    point = Point(name="p", spec=spec, implementation="eager", settings=settings)
+    for seed in range(4):
+        subject = make_subject(point, get("eager"), seed=seed)
+        with torch.no_grad():
+            result = subject.module(*subject.inputs(0))
+        for wrong, factor in ((False, 1.0), (True, 1.01)):
+            found = check(
+                result * factor, subject.reference,
+                tolerance=subject.tolerance, values=subject.values,
+            )  # fmt: skip
+            assert found.ok is not wrong, found.message
+            assert wrong or found.max_error < 0.7 * found.tolerance
+
+
+def test_a_row_of_many_values_is_judged_by_itself_alone() -> None:
+    reference = torch.ones(1, 9, 64, dtype=torch.float64)
+    reference[0, 4] = 0.01
+    result = reference.clone()
+    result[0, 4] += 1e-4
+    assert check(result, reference, tolerance=1e-3).max_error == pytest.approx(1e-2)
+    assert check(result, reference, tolerance=1e-3, values=1).max_error < 2e-4

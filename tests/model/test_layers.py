@@ -324,3 +324,17 @@ def test_a_gemma_that_looks_both_ways_has_no_causal_mask_and_no_decode() -> None
     assert (spec.causal, spec.window) == ("none", 5)
     with pytest.raises(UsageError, match="no phase decode"):
         layers_of(config, phase="decode")
+
+
+def test_the_token_of_a_decode_step_sees_the_whole_cache() -> None:
+    (kind,) = layers_of(LLAMA, tokens=96, phase="decode").kinds
+    assert kind.spec.causal == "bottom-right"
+    assert formulas.exact_pairs(kind.spec) == 96
+
+
+def test_the_last_layer_of_a_lettered_pattern_attends_fully() -> None:
+    exaone = LLAMA | {"model_type": "exaone4", "sliding_window": 8, "sliding_window_pattern": "LLG"}
+    assert names_of(exaone | {"num_hidden_layers": 5}) == {
+        "sliding_attention": (0, 1, 3),
+        "full_attention": (2, 4),
+    }
