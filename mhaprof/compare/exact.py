@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 
 from mhaprof.compare.policy import BytesRule, ExactRule
 from mhaprof.compare.rows import Row
-from mhaprof.compare.verdicts import Judgement, Verdict
+from mhaprof.compare.verdicts import Gate, Judgement, Verdict
 from mhaprof.units import format_bytes, format_percent, format_ratio
 
 EXACT_METRICS: dict[str, tuple[str, ...]] = {
@@ -29,11 +29,7 @@ COUNTS = ("macs", "macs_exact", "params", "softmax_ops", "kv_cache_bytes", "pred
 
 BASELINE_COLUMNS = tuple(column for columns in EXACT_METRICS.values() for column in columns)
 
-_REASONS: dict[Verdict, str] = {
-    "unchanged": "exact_equal",
-    "improved": "exact_decreased",
-    "regressed": "exact_changed",
-}
+_REASONS: dict[Verdict, str] = {"improved": "exact_decreased", "regressed": "exact_changed"}
 
 
 def judge_exact(
@@ -42,32 +38,41 @@ def judge_exact(
     """Compare a deterministic metric and its parts; name the parts that differ."""
     parts = [column for column in columns[1:] if column in base and column in new]
     if metric == "macs":
-        parts += _stages(base, new)
+        parts += _stages(tuple(base), tuple(new))
     before, after = base.get(metric), new.get(metric)
     changed = [column for column in parts if (base.get(column) or 0) != (new.get(column) or 0)]
-    same = before == after and not changed
+    if before == after and not changed:
+        return _same(metric, before, after, rule.gate)
     shrunk = (
         _is_count(before)
         and _is_count(after)
         and after <= before
         and not _grown(changed, base, new)
     )
-    tolerated = rule.change == "increase" and shrunk
-    verdict: Verdict = "unchanged" if same else "improved" if tolerated else "regressed"
-    details = ", ".join(
-        _part_change(column, base.get(column), new.get(column)) for column in changed
-    )
-    message = f"{metric} {before}" if same else f"{metric} {_change(before, after)}"
+    verdict: Verdict = "improved" if rule.change == "increase" and shrunk else "regressed"
+    message = f"{metric} {_change(before, after)}"
+    if changed:
+        details = [_part_change(column, base.get(column), new.get(column)) for column in changed]
+        message += f": {', '.join(details)}"
     ratio = _quotient(after, before) if _is_count(before) and _is_count(after) else None
     return Judgement(
         metric=metric,
         verdict=verdict,
         reason=_REASONS[verdict],
-        message=f"{message}: {details}" if details else message,
+        message=message,
         gate=rule.gate,
         base=before,
         new=after,
         ratio=ratio,
+    )
+
+
+@lru_cache(maxsize=4096, typed=True)
+def _same(metric: str, before: Any, after: Any, gate: Gate) -> Judgement:
+    """Judge two equal values; those of many points are the same."""
+    ratio = _quotient(after, before) if _is_count(before) and _is_count(after) else None
+    return Judgement(
+        metric, "unchanged", "exact_equal", f"{metric} {before}", gate, before, after, ratio
     )
 
 
@@ -89,9 +94,11 @@ def _stages_in(columns: tuple[str, ...]) -> list[str]:
     return [name for name in columns if name.startswith("macs_") and name != "macs_exact"]
 
 
-def _stages(base: Row, new: Row) -> list[str]:
+@lru_cache(maxsize=64)
+def _stages(base: tuple[str, ...], new: tuple[str, ...]) -> list[str]:
     """Return the columns of all stages, where both sides have a breakdown."""
-    return stages_of(base, new) if stages_of(base) and stages_of(new) else []
+    both = _stages_in(base), _stages_in(new)
+    return list(dict.fromkeys([*both[0], *both[1]])) if all(both) else []
 
 
 def _is_count(value: Any) -> TypeGuard[int]:

@@ -71,7 +71,7 @@ def require_conditions(names: Collection[str]) -> None:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Plan:
     """One pair with the rules for it."""
 

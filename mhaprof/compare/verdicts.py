@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from mhaprof.errors import (
     EXIT_FINDING,
@@ -59,9 +59,8 @@ REASONS: dict[str, tuple[str, str]] = {
 Coverage = Literal["compared", "skipped", "new", "not compared"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Judgement:
-    """What became of one metric of one point.
+class Judgement(NamedTuple):
+    """What became of one metric of one point: a tuple, for there are millions of them.
 
     ``base`` and ``new`` are in the metric's own unit (MACs, bytes, seconds, a name).
     ``ratio`` is new / base with its interval, where the metric has them.
@@ -93,9 +92,9 @@ class Judgement:
         return (not self.blocks, VERDICTS.index(self.verdict), -max(size, 1 / size))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PointVerdict:
-    """All judgements of one point, and the settings under which it was measured.
+    """All judgements of one point by weight, and the settings under which it was measured.
 
     ``label`` names the point with its implementation and those settings.
     """
@@ -112,7 +111,7 @@ class PointVerdict:
     @property
     def worst(self) -> Judgement:
         """Return the judgement that decides the point."""
-        return min(self.judgements, key=Judgement.weight)
+        return self.judgements[0]
 
 
 @dataclass(frozen=True, kw_only=True)

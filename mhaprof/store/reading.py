@@ -6,7 +6,7 @@ Reads while a sweep writes; each call sees what was committed when it began.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,10 +28,15 @@ PLAN_COLUMN = "plan"
 """Says of each row, where those of earlier plans are read too, which plan it is of."""
 
 _LAST = "coalesce(planned, 1) > 0"
-_ORDER = (
-    "LEFT JOIN points ON points.identity = {table}.identity "
-    "WHERE {which} ORDER BY planned = 0, ordinal, {table}.identity, round"
+_ORDERED = (
+    # The places are sorted and not the rows: those are wide.
+    "WITH places AS MATERIALIZED (SELECT {table}.rowid AS place FROM {table} "
+    "LEFT JOIN points ON points.identity = {table}.identity WHERE {which} "
+    "ORDER BY planned = 0, ordinal, {table}.identity, round LIMIT ? OFFSET ?) "
+    "SELECT {columns} FROM places CROSS JOIN {table} ON {table}.rowid = place "
+    "LEFT JOIN points ON points.identity = {table}.identity"
 )
+_INFINITE = (float("inf"), float("-inf"))
 
 
 class Stored(NamedTuple):
@@ -62,9 +67,13 @@ class Reader:
         self._every_plan = every_plan
         self._connection = connect_to_read(path)
 
-    def _joined(self, table: str) -> str:
-        """Return the rest of a query of rows: which ones, in the order of the plan."""
-        return _ORDER.format(table=table, which="1" if self._every_plan else _LAST)
+    def _ordered(
+        self, table: str, columns: str, *, limit: int = -1, skip: int = 0
+    ) -> Iterator[tuple[Any, ...]]:
+        """Yield columns of the rows that are read, in the order of the plan."""
+        which = "1" if self._every_plan else _LAST
+        query = _ORDERED.format(table=table, which=which, columns=columns)
+        return self._select(query, [limit, skip])
 
     def __enter__(self) -> Reader:
         return self
@@ -129,8 +138,8 @@ class Reader:
 
     def stored(self) -> list[Stored]:
         """Return what became of every point and round that has a result."""
-        query = "SELECT results.identity, round, role, status, reason, outcome FROM results "
-        return [Stored(*found) for found in self._select(query + self._joined("results"))]
+        columns = "results.identity, round, role, status, reason, outcome"
+        return [Stored(*found) for found in self._ordered("results", columns)]
 
     def missing(self) -> list[PlannedRow]:
         """Return the planned points that lack the result of a round, in order.
@@ -169,27 +178,34 @@ class Reader:
             "name": "coalesce(points.name, rows.name)",
         }
         selected = "".join(", " + (special.get(name) or f"rows.{quoted(name)}") for name in columns)
-        order = self._joined("rows")
-        query = f"SELECT rows.identity, rows.round{selected} FROM rows {order} LIMIT ? OFFSET ?"
-        self._check_numbers(columns)
-        return self._select(query, [limit, skip])
+        found = self._ordered("rows", "rows.identity, round" + selected, limit=limit, skip=skip)
+        return self._numeric(("identity", "round", *columns), found)
 
-    def _check_numbers(self, columns: Sequence[str]) -> None:
-        """Raise UsageError for text where a number belongs: SQLite stores either."""
-        numeric = [name for name in columns if kind_of(name) in ("INTEGER", "REAL", "BOOLEAN")]
-        if not numeric:
-            return
-        wrong = ", ".join(
-            f"max(typeof({quoted(name)}) IN ('text', 'blob')), max(abs({quoted(name)}) > 1.8e308)"
-            for name in numeric
-        )
-        found = next(self._select(f"SELECT {wrong} FROM rows"))
-        for place, name in enumerate(numeric):
-            if any(found[2 * place : 2 * place + 2]):
-                raise UsageError(
-                    f"{self.path}: the column {name} holds what is no number; "
-                    "restore a copy or give another file"
-                )
+    def _numeric(
+        self, columns: Sequence[str], found: Iterable[tuple[Any, ...]]
+    ) -> Iterator[tuple[Any, ...]]:
+        """Pass tuples on; raises UsageError for text where a number belongs, and infinity."""
+        numeric = [
+            place
+            for place, name in enumerate(columns)
+            if kind_of(name) in ("INTEGER", "REAL", "BOOLEAN")
+        ]
+        sound: set[tuple[type, ...]] = set()
+        for values in found:
+            kinds = tuple(map(type, values))
+            if kinds not in sound:
+                self._refuse(columns, [place for place in numeric if kinds[place] in (str, bytes)])
+                sound.add(kinds)
+            if _INFINITE[0] in values or _INFINITE[1] in values:
+                self._refuse(columns, [i for i, each in enumerate(values) if each in _INFINITE])
+            yield values
+
+    def _refuse(self, columns: Sequence[str], places: Sequence[int]) -> None:
+        if places:
+            raise UsageError(
+                f"{self.path}: the column {columns[places[0]]} holds what is no number; "
+                "restore a copy or give another file"
+            )
 
     @contextmanager
     def _sound(self) -> Iterator[None]:
@@ -246,8 +262,7 @@ class Reader:
 
     def results(self) -> Iterator[Result]:
         """Yield the full records, raw samples included, in the order of the plan."""
-        rest = self._joined("results")
-        for (text,) in self._select(f"SELECT results.result FROM results {rest}"):
+        for (text,) in self._ordered("results", "result"):
             yield self._record(text)
 
     def _record(self, text: str) -> Result:
