@@ -19,6 +19,7 @@ from mhaprof.compare.rows import (
     SPEC_COLUMNS,
     Row,
     RunRows,
+    names_of,
     require_measured,
 )
 from mhaprof.errors import NotComparable, UsageError
@@ -146,7 +147,7 @@ def _lines(row: Mapping[str, Any]) -> str:
 
 def _columns(rows: Sequence[Row], *, measured: bool) -> list[str]:
     """Return the columns to keep of those that the run has, in a fixed order."""
-    present = dict.fromkeys(name for names in dict.fromkeys(map(tuple, rows)) for name in names)
+    present = dict.fromkeys(name for names in dict.fromkeys(map(names_of, rows)) for name in names)
     stages = [name for name in present if name.startswith("macs_") and name not in COLUMNS]
     dropped = () if measured else _VERSIONS
     return [name for name in (*COLUMNS, *stages) if name in present and name not in dropped]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, TypeGuard
 
-from mhaprof.compare.policy import BytesRule, ExactRule
-from mhaprof.compare.rows import Row
+from mhaprof.compare.policy import BytesRule, ExactRule, Metrics
+from mhaprof.compare.rows import Row, names_of, picked
 from mhaprof.compare.verdicts import Gate, Judgement, Verdict
 from mhaprof.units import format_bytes, format_percent, format_ratio
 
@@ -32,17 +32,36 @@ BASELINE_COLUMNS = tuple(column for columns in EXACT_METRICS.values() for column
 _REASONS: dict[Verdict, str] = {"improved": "exact_decreased", "regressed": "exact_changed"}
 
 
+def judge_equal(base: Row, new: Row, rules: Metrics) -> list[Judgement] | None:
+    """Judge all metrics of two rows that ended ok, if they are equal in every part."""
+    columns = _parts(names_of(base), names_of(new))
+    values = picked(base, columns)
+    if values != picked(new, columns):
+        return None
+    return [
+        same(metric, value, getattr(rules, metric).gate)
+        for metric, value in zip(EXACT_METRICS, values, strict=False)
+        if value is not None or (metric == "uncounted_ops" and metric in base and metric in new)
+    ]
+
+
+@lru_cache(maxsize=64)
+def _parts(base: tuple[str, ...], new: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the columns to compare: that of each metric first."""
+    return (*EXACT_METRICS, *BASELINE_COLUMNS, *_stages_in(base), *_stages_in(new))
+
+
 def judge_exact(
     metric: str, columns: Sequence[str], base: Row, new: Row, rule: ExactRule
 ) -> Judgement:
     """Compare a deterministic metric and its parts; name the parts that differ."""
     parts = [column for column in columns[1:] if column in base and column in new]
     if metric == "macs":
-        parts += _stages(tuple(base), tuple(new))
+        parts += _stages(base, new)
     before, after = base.get(metric), new.get(metric)
     changed = [column for column in parts if (base.get(column) or 0) != (new.get(column) or 0)]
     if before == after and not changed:
-        return _same(metric, before, after, rule.gate)
+        return same(metric, before, rule.gate)
     shrunk = (
         _is_count(before)
         and _is_count(after)
@@ -68,11 +87,11 @@ def judge_exact(
 
 
 @lru_cache(maxsize=4096, typed=True)
-def _same(metric: str, before: Any, after: Any, gate: Gate) -> Judgement:
+def same(metric: str, value: Any, gate: Gate) -> Judgement:
     """Judge two equal values; those of many points are the same."""
-    ratio = _quotient(after, before) if _is_count(before) and _is_count(after) else None
+    ratio = _quotient(value, value) if _is_count(value) else None
     return Judgement(
-        metric, "unchanged", "exact_equal", f"{metric} {before}", gate, before, after, ratio
+        metric, "unchanged", "exact_equal", f"{metric} {value}", gate, value, value, ratio
     )
 
 
@@ -86,7 +105,7 @@ def _quotient(new: int, base: int) -> float | None:
 
 def stages_of(*rows: Row) -> list[str]:
     """Return the columns of all stages that any of the rows has."""
-    return list(dict.fromkeys(name for row in rows for name in _stages_in(tuple(row))))
+    return list(dict.fromkeys(name for row in rows for name in _stages_in(names_of(row))))
 
 
 @lru_cache(maxsize=64)
@@ -94,11 +113,9 @@ def _stages_in(columns: tuple[str, ...]) -> list[str]:
     return [name for name in columns if name.startswith("macs_") and name != "macs_exact"]
 
 
-@lru_cache(maxsize=64)
-def _stages(base: tuple[str, ...], new: tuple[str, ...]) -> list[str]:
+def _stages(base: Row, new: Row) -> list[str]:
     """Return the columns of all stages, where both sides have a breakdown."""
-    both = _stages_in(base), _stages_in(new)
-    return list(dict.fromkeys([*both[0], *both[1]])) if all(both) else []
+    return stages_of(base, new) if stages_of(base) and stages_of(new) else []
 
 
 def _is_count(value: Any) -> TypeGuard[int]:

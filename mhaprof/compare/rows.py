@@ -11,7 +11,7 @@ import json
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import eq
+from operator import eq, itemgetter
 from sys import intern
 from typing import Any
 
@@ -37,30 +37,39 @@ TIME_COLUMNS = ("latency_median_s", "replicate_medians_s", "samples_s")
 NOT_RECORDED = "not recorded"
 
 
+class Places(dict[str, int]):
+    """Where the value of each column is, for all rows of the same columns; -1: it is null."""
+
+    def __init__(self, columns: Iterable[str], null: Iterable[str] = ()) -> None:
+        super().__init__({name: place for place, name in enumerate(columns)})
+        for name in null:
+            self.setdefault(name, -1)
+        self.names = tuple(self)
+        self.getters: dict[tuple[str, ...], Callable[[Sequence[Any]], tuple[Any, ...]]] = {}
+
+    def getter(self, names: tuple[str, ...]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+        """Return what gets the values of at least two columns."""
+        if names not in self.getters:
+            self.getters[names] = itemgetter(*[self.get(name, -1) for name in names])
+        return self.getters[names]
+
+
 class PackedRow(Mapping[str, Any]):
-    """One of many rows with the same columns: a fifth of the memory of a dict.
+    """One of many rows with the same columns: a fifth of the memory of a dict."""
 
-    ``places`` says, for all of them, where the value of a column is; None: nowhere, it is null.
-    """
+    __slots__ = ("packed", "places")
 
-    __slots__ = ("places", "packed")
-
-    def __init__(self, places: Mapping[str, int | None], values: Iterable[Any]) -> None:
+    def __init__(self, places: Places, values: Iterable[Any]) -> None:
         self.places = places
-        self.packed = tuple(
-            [intern(value) if type(value) is str else value for value in values]
-        )
+        self.packed = (*[intern(each) if type(each) is str else each for each in values], None)
 
     def __getitem__(self, name: str) -> Any:
-        place = self.places[name]
-        return None if place is None else self.packed[place]
+        return self.packed[self.places[name]]
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return the value of a column, or ``default`` where the row has no such column."""
-        if name not in self.places:
-            return default
-        place = self.places[name]
-        return None if place is None else self.packed[place]
+        place = self.places.get(name)
+        return default if place is None else self.packed[place]
 
     def __contains__(self, name: object) -> bool:
         return name in self.places
@@ -70,6 +79,18 @@ class PackedRow(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self.places)
+
+
+def picked(row: Row, names: tuple[str, ...]) -> tuple[Any, ...]:
+    """Return the values of at least two columns; None where a row has not one."""
+    if isinstance(row, PackedRow):
+        return row.places.getter(names)(row.packed)
+    return tuple(map(row.get, names))
+
+
+def names_of(row: Row) -> tuple[str, ...]:
+    """Return the columns of a row."""
+    return row.places.names if isinstance(row, PackedRow) else tuple(row)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,18 +143,19 @@ def pair_rows(base: Sequence[Row], new: Sequence[Row]) -> list[Pair]:
     Only columns that both runs have can tell points apart.
     """
     shared = _columns(base) & _columns(new)
-    spec = [name for name in SPEC_COLUMNS if name in shared]
-    nested = [name for name in MODULE_COLUMNS if name in shared]
-    settings = [name for name in SETTING_COLUMNS if name in shared]
+    spec = tuple(name for name in SPEC_COLUMNS if name in shared)
+    nested = tuple(name for name in MODULE_COLUMNS if name in shared)
+    settings = tuple(name for name in SETTING_COLUMNS if name in shared)
 
     # A row without a time names no timer, and is the same point all the same.
-    asked = [name for name in settings if name != "timer"]
+    asked = tuple(name for name in settings if name != "timer")
 
     def what(row: Row) -> tuple[Hashable, ...]:
-        return (row.get("implementation"), *map(row.get, spec), *(_text(row, x) for x in nested))
+        own = [_text(row, name) for name in nested]
+        return (*picked(row, ("implementation", "implementation", *spec)), *own)
 
     def how(row: Row) -> tuple[Hashable, ...]:
-        return tuple([setting(row, name) for name in asked])
+        return _settings(row, asked)
 
     def named(row: Row) -> tuple[Hashable, ...]:
         return (row.get("name"), role_of(row))
@@ -166,7 +188,7 @@ def pair_rows(base: Sequence[Row], new: Sequence[Row]) -> list[Pair]:
 
 
 def _columns(rows: Sequence[Row]) -> set[str]:
-    return set().union(*dict.fromkeys(map(tuple, rows)))
+    return set().union(*dict.fromkeys(map(names_of, rows)))
 
 
 def _text(row: Row, name: str) -> str | None:
@@ -182,6 +204,12 @@ def setting(row: Row, name: str) -> Hashable:
     return value
 
 
+def _settings(row: Row, names: tuple[str, ...]) -> tuple[Hashable, ...]:
+    if ":" in str(row.get("device")) or len(names) < 2:
+        return tuple([setting(row, name) for name in names])
+    return picked(row, names)
+
+
 def role_of(row: Row) -> str:
     """Return the role of a row; what names none is a point."""
     return str(row.get("role") or "point")
@@ -191,7 +219,7 @@ def _match(
     base: Sequence[Row],
     new: Sequence[Row],
     key: Callable[[Row], Hashable],
-    settings: Sequence[str],
+    settings: tuple[str, ...],
     found: dict[int, int],
 ) -> None:
     """Add to ``found`` (new -> base) the rows with equal keys, if still free.
@@ -202,21 +230,44 @@ def _match(
     left = [place for place in range(len(new)) if place not in found]
     if not left or len(taken) == len(base):
         return
-    # Rows with equal settings are one choice: files of equal rows would take hours else.
-    free: dict[Hashable, dict[tuple[Hashable, ...], deque[int]]] = {}
+    free: dict[Hashable, list[int] | _Choice] = {}
     for place, row in enumerate(base):
         if place not in taken:
-            under = tuple([setting(row, name) for name in settings])
-            free.setdefault(key(row), {}).setdefault(under, deque()).append(place)
+            free.setdefault(key(row), []).append(place)  # type: ignore[union-attr]
     for place in left:
-        partners = free.get(key(new[place]))
+        wanted = key(new[place])
+        partners = free.get(wanted)
+        if isinstance(partners, list) and len(partners) > 1:
+            partners = free[wanted] = _Choice(base, partners, settings)
         if partners:
-            wanted = [setting(new[place], name) for name in settings]
-            alike = {under: sum(map(eq, under, wanted)) for under in partners}
-            best = max(partners, key=lambda under: (alike[under], -partners[under][0]))
-            found[place] = partners[best].popleft()
-            if not partners[best]:
-                del partners[best]
+            found[place] = (
+                partners.pop()
+                if isinstance(partners, list)
+                else partners.pop(_settings(new[place], settings))
+            )
+
+
+class _Choice:
+    """Rows of equal keys, by their settings: one by one, a file of equal rows takes hours."""
+
+    def __init__(
+        self, rows: Sequence[Row], places: Sequence[int], settings: tuple[str, ...]
+    ) -> None:
+        self._left: dict[tuple[Hashable, ...], deque[int]] = {}
+        for place in places:
+            self._left.setdefault(_settings(rows[place], settings), deque()).append(place)
+
+    def __len__(self) -> int:
+        return len(self._left)
+
+    def pop(self, wanted: tuple[Hashable, ...]) -> int:
+        """Take the row of the most equal settings; of several the first."""
+        left = self._left
+        best = max(left, key=lambda under: (sum(map(eq, under, wanted)), -left[under][0]))
+        place = left[best].popleft()
+        if not left[best]:
+            del left[best]
+        return place
 
 
 def _unpaired_reference(pair: Pair) -> bool:
@@ -230,7 +281,7 @@ def is_measured(row: Row) -> bool:
 
 def has_time(row: Row) -> bool:
     """Say whether a row holds a time: a median, or what one can be made of."""
-    return any(row.get(name) for name in TIME_COLUMNS)
+    return any(picked(row, TIME_COLUMNS))
 
 
 def conditions(row: Row, environment: Environment | None) -> dict[str, str | None]:
@@ -259,7 +310,7 @@ def differences(
     known: dict[Hashable, dict[str, str | None]] = {}
 
     def seen(row: Row, environment: Environment | None) -> dict[str, str | None]:
-        key = (environment is base, *map(row.get, CONDITIONS))
+        key = (environment is base, *picked(row, CONDITIONS))
         return known.get(key) or known.setdefault(key, conditions(row, environment))
 
     for pair in pairs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 from mhaprof.errors import (
@@ -88,12 +89,16 @@ class Judgement(NamedTuple):
 
     def weight(self) -> tuple[bool, int, float]:
         """Return a sort key: what blocks, then by verdict, then the larger change."""
+        if self.verdict == "unchanged" and self.ratio in (None, 1.0):
+            return _UNCHANGED
         size = self.ratio or 1.0
         return (not self.blocks, VERDICTS.index(self.verdict), -max(size, 1 / size))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PointVerdict:
+_UNCHANGED = (True, VERDICTS.index("unchanged"), -1.0)
+
+
+class PointVerdict(NamedTuple):
     """All judgements of one point by weight, and the settings under which it was measured.
 
     ``label`` names the point with its implementation and those settings.
@@ -144,15 +149,21 @@ class Comparison:
         """Yield every judgement with its point."""
         return ((point, judgement) for point in self.points for judgement in point.judgements)
 
+    @cached_property
+    def changed(self) -> Sequence[tuple[PointVerdict, Judgement]]:
+        """Return the judgements of the points that are not unchanged in everything."""
+        changed = [point for point in self.points if point.worst.verdict != "unchanged"]
+        return [(point, judgement) for point in changed for judgement in point.judgements]
+
     def blocking(self) -> list[tuple[PointVerdict, Judgement]]:
         """Return the judgements that fail the gate."""
-        return [(point, judgement) for point, judgement in self.judgements() if judgement.blocks]
+        return [(point, judgement) for point, judgement in self.changed if judgement.blocks]
 
     def inconclusive(self) -> list[tuple[PointVerdict, Judgement]]:
         """Return the judgements that could not be made, of metrics that may block."""
         return [
             (point, judgement)
-            for point, judgement in self.judgements()
+            for point, judgement in self.changed
             if judgement.verdict == "inconclusive" and judgement.gate == "block"
         ]
 

@@ -225,20 +225,21 @@ class Reader:
         self, columns: Sequence[str], *, limit: int = -1, skip: int = 0
     ) -> Iterator[tuple[Any, ...]]:
         """Yield rows as tuples in the order of the plan; ``limit`` < 0 yields all."""
-        convert = [
-            (place, name)
-            for place, name in enumerate(columns)
-            if kind_of(name) in ("BOOLEAN", "JSON")
-        ]
+        kinds = [(place, kind_of(name), name) for place, name in enumerate(columns)]
+        booleans = [place for place, kind, _ in kinds if kind == "BOOLEAN"]
+        documents = [(place, name) for place, kind, name in kinds if kind == "JSON"]
         places = {name: place for place, name in enumerate(columns)}
         exact = self.big_integers()
         for identity, number, *values in self.raw_tuples(columns, limit=limit, skip=skip):
+            for place in booleans:
+                if values[place] is not None:
+                    values[place] = values[place] != 0
             try:
-                for place, name in convert:
+                for place, name in documents:
                     values[place] = from_sql(name, values[place])
             except (ValueError, RecursionError) as error:
                 raise self._damaged() from error
-            for name, value in exact.get((identity, number), {}).items():
+            for name, value in exact.get((identity, number), {}).items() if exact else ():
                 if name in places:
                     values[places[name]] = value
             yield tuple(values)
