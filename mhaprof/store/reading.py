@@ -5,6 +5,7 @@ Reads while a sweep writes; each call sees what was committed when it began.
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,16 +17,13 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from mhaprof.errors import UsageError
-from mhaprof.records import Environment, Result
+from mhaprof.records import Environment, Failed, Measured, Point, Record, Result, Skipped
 from mhaprof.store.columns import from_sql, kind_of
 from mhaprof.store.connection import connect_to_read, worded
-from mhaprof.store.database import KEY_COLUMNS, Entry, PlannedRow, quoted
+from mhaprof.store.database import KEY_COLUMNS, PLAN_COLUMN, Key, PlannedRow, quoted
 
 CHUNK = 5000
 """Rows fetched at once: bounds memory, costs nothing in time."""
-
-PLAN_COLUMN = "plan"
-"""Says of each row, where those of earlier plans are read too, which plan it is of."""
 
 _LAST = "coalesce(planned, 1) > 0"
 _ORDERED = (
@@ -234,11 +232,8 @@ class Reader:
             for place in booleans:
                 if values[place] is not None:
                     values[place] = values[place] != 0
-            try:
-                for place, name in documents:
-                    values[place] = from_sql(name, values[place])
-            except (ValueError, RecursionError) as error:
-                raise self._damaged() from error
+            for place, name in documents:
+                values[place] = self._document(name, values[place])
             for name, value in exact.get((identity, number), {}).items() if exact else ():
                 if name in places:
                     values[places[name]] = value
@@ -274,29 +269,69 @@ class Reader:
                 f"{self.path} holds records of another version of mhaprof: update mhaprof"
             ) from error
 
-    def texts(self) -> Iterator[tuple[str, int, str]]:
-        """Yield (identity, round, record as JSON) of every plan, in no particular order."""
-        yield from self._select("SELECT identity, round, result FROM results")
+    def outcomes(self) -> Iterator[tuple[Key, bool, int]]:
+        """Yield the key of every plan's results, whether it was measured, the record's hash."""
+        found = self._select("SELECT identity, round, outcome, result FROM results")
+        for identity, number, outcome, text in found:
+            yield (identity, number), outcome == "ok", hash(text)
 
-    def entries(self) -> Iterator[Entry]:
-        """Yield everything that is stored about each result, to store it elsewhere."""
-        columns = [name for name in self.columns() if name != PLAN_COLUMN]
-        rest = {
-            (identity, number): rest
-            for identity, number, *rest in self._select(
-                "SELECT identity, round, environment, lane, finished, result FROM results"
-            )
-        }
-        places = [columns.index(name) for name in ("identity", "round")]
-        for values in self.tuples(columns):
-            identity, number = (values[place] for place in places)
-            environment, lane, finished, text = rest[identity, number]
-            yield Entry(
-                identity=identity,
-                round=number,
-                result=self._record(text),
-                row=dict(zip(columns, values, strict=True)),
-                environment=environment,
-                lane=lane,
-                finished=finished,
-            )
+    def text(self, key: Key) -> str:
+        """Return the record of a point and round as JSON."""
+        query = "SELECT result FROM results WHERE identity = ? AND round = ?"
+        return str(next(self._select(query, key))[0])
+
+    def table(self, table: str, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+        """Yield columns of ``results``, ``rows`` or ``big_integers`` as they are, once checked.
+
+        Each begins with identity and round.
+        """
+        found = self._select(f"SELECT {', '.join(map(quoted, columns))} FROM {table}")
+        if table == "results":
+            return self._recorded(columns, found)
+        return self._flat(columns, found) if table == "rows" else found
+
+    def _flat(
+        self, columns: Sequence[str], found: Iterable[tuple[Any, ...]]
+    ) -> Iterator[tuple[Any, ...]]:
+        """Pass flat rows on; raises UsageError for what is no number, or no JSON."""
+        documents = [(i, name) for i, name in enumerate(columns) if kind_of(name) == "JSON"]
+        for values in self._numeric(columns, found):
+            for place, name in documents:
+                self._document(name, values[place])
+            yield values
+
+    def _document(self, name: str, value: Any) -> Any:
+        try:
+            return from_sql(name, value)
+        except (ValueError, RecursionError) as error:
+            raise self._damaged() from error
+
+    def _recorded(
+        self, columns: Sequence[str], found: Iterable[tuple[Any, ...]]
+    ) -> Iterator[tuple[Any, ...]]:
+        """Pass results on; raises UsageError for a record that is none, or says otherwise."""
+        record, outcome = columns.index("result"), columns.index("outcome")
+        for values in found:
+            text, status = values[record], values[outcome]
+            # Whoever reads a record validates it, which takes several times as long.
+            if not _is_record(text, status) and self._record(text).outcome.status != status:
+                raise self._damaged()
+            yield values
+
+
+_OUTCOMES: Mapping[str, type[Record]] = {"ok": Measured, "skipped": Skipped, "failed": Failed}
+
+
+def _is_record(text: str, status: str) -> bool:
+    """Say whether JSON has the fields of a record that ended so, and no others."""
+    try:
+        document = json.loads(text)
+        outcome = document["outcome"]
+        return (
+            document.keys() == Result.model_fields.keys()
+            and document["point"].keys() == Point.model_fields.keys()
+            and outcome["status"] == status
+            and outcome.keys() == _OUTCOMES[status].model_fields.keys()
+        )
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return False
