@@ -49,9 +49,10 @@ class Places(dict[str, int]):
 
     def getter(self, names: tuple[str, ...]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
         """Return what gets the values of at least two columns."""
-        if names not in self.getters:
-            self.getters[names] = itemgetter(*[self.get(name, -1) for name in names])
-        return self.getters[names]
+        found = self.getters.get(names)
+        if found is None:
+            found = self.getters[names] = itemgetter(*[self.get(name, -1) for name in names])
+        return found
 
 
 class PackedRow(Mapping[str, Any]):

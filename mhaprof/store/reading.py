@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from math import isfinite, isinf
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -34,7 +35,6 @@ _ORDERED = (
     "SELECT {columns} FROM places CROSS JOIN {table} ON {table}.rowid = place "
     "LEFT JOIN points ON points.identity = {table}.identity"
 )
-_INFINITE = (float("inf"), float("-inf"))
 
 
 class Stored(NamedTuple):
@@ -188,14 +188,15 @@ class Reader:
             for place, name in enumerate(columns)
             if kind_of(name) in ("INTEGER", "REAL", "BOOLEAN")
         ]
-        sound: set[tuple[type, ...]] = set()
+        known: dict[tuple[type, ...], list[int]] = {}
         for values in found:
             kinds = tuple(map(type, values))
-            if kinds not in sound:
+            if kinds not in known:
                 self._refuse(columns, [place for place in numeric if kinds[place] in (str, bytes)])
-                sound.add(kinds)
-            if _INFINITE[0] in values or _INFINITE[1] in values:
-                self._refuse(columns, [i for i, each in enumerate(values) if each in _INFINITE])
+                known[kinds] = [place for place, kind in enumerate(kinds) if kind is float]
+            floats = known[kinds]
+            if not isfinite(sum([values[place] for place in floats])):
+                self._refuse(columns, [place for place in floats if isinf(values[place])])
             yield values
 
     def _refuse(self, columns: Sequence[str], places: Sequence[int]) -> None:
