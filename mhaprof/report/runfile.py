@@ -288,7 +288,7 @@ def _from_store(path: Path) -> tuple[list[Row], int]:
     from mhaprof.store.reading import Reader
 
     with Reader(path) as reader:
-        known = {
+        known: dict[Any, tuple[Any, ...]] = {
             key: (found.software.get("torch"), found.hardware.get("driver"))
             for key, (_, found) in reader.environments().items()
         }

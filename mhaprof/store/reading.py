@@ -328,7 +328,7 @@ def _is_record(text: str, status: str) -> bool:
     try:
         document = json.loads(text)
         outcome = document["outcome"]
-        return (
+        return bool(
             document.keys() == Result.model_fields.keys()
             and document["point"].keys() == Point.model_fields.keys()
             and outcome["status"] == status
