@@ -147,7 +147,7 @@ class Point(Record):
             "version": self.implementation_version,
             "settings": self.settings.model_dump(),
         }
-        return _hash(content if self.code is None else content | {"code": self.code})
+        return digest(content if self.code is None else content | {"code": self.code})
 
 
 class ModulePoint(Record):
@@ -167,7 +167,7 @@ class ModulePoint(Record):
 
     def identity(self) -> str:
         """Return the hash of what is built, what goes in, and the code."""
-        return _hash(self.model_dump(mode="json", exclude={"name", "role"}))
+        return digest(self.model_dump(mode="json", exclude={"name", "role"}))
 
 
 class ImpossiblePoint(Record):
@@ -183,12 +183,15 @@ class ImpossiblePoint(Record):
 
     def identity(self) -> str:
         """Return the hash of what was given."""
-        return _hash({"given": self.given, "implementation": self.implementation})
+        return digest({"given": self.given, "implementation": self.implementation})
 
 
-def _hash(content: dict[str, Any]) -> str:
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def digest(content: dict[str, Any]) -> str:
+    """Return 16 hexadecimal digits that tell contents apart."""
+    return hashlib.sha256(_canonical(content).encode()).hexdigest()[:16]
+
+
+_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
 class Finding(Record):

@@ -44,7 +44,7 @@ def update(
     if loaded.earlier:
         say(f"{run}: {loaded.earlier} rows of earlier plans are left out")
     rows = []
-    for relative, document in baselines(loaded, name=name or run.stem).items():
+    for relative, document in baselines(loaded, name=name or run.stem):
         path = directory / relative
         state = _written(path, document)
         rows.append({"baseline": str(path), "state": state, "bytes": len(document.encode())})

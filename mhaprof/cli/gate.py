@@ -15,8 +15,8 @@ from mhaprof.cli.compare import BaseFile, Judging, JudgingFlags, NewFile, emit, 
 from mhaprof.cli.options import option, takes
 from mhaprof.cli.output import Output, OutputFlags, check_writable, say, write_file
 from mhaprof.compare import Comparison, RunRows
-from mhaprof.compare.baseline import ROOT, baselines, slug
-from mhaprof.errors import UsageError
+from mhaprof.compare.baseline import ROOT, by_file, slug
+from mhaprof.errors import EXIT_FINDING, UsageError
 from mhaprof.report.benchmarks import (
     Row,
     bencher,
@@ -98,7 +98,8 @@ def gate(base: BaseFile, new: NewFile, *, judging: Judging, exports: Exports, ou
     """
     baseline, candidate = load_sides(base, new)
     comparison = judging.judge(baseline, candidate)
-    update = _update_command(base, new, candidate)
+    regressed = comparison.exit_code == EXIT_FINDING
+    update = _update_command(base, new, candidate) if regressed else None
     code = conclude(comparison, out, title=f"gate: {base} -> {new}", update=update)
     exports.write(comparison, candidate.rows)
     return code
@@ -111,7 +112,7 @@ def _update_command(base: Path, new: Path, candidate: RunRows) -> str | None:
     """
     folder = base.parent.parent
     try:
-        written = baselines(candidate, name=base.stem)
+        written = by_file(candidate, name=base.stem)
     except UsageError:
         return None
     command = ["mhaprof", "baseline", "update", str(new)]

@@ -83,7 +83,7 @@ class Output:
         if self.format == "json":
             self.stream(lambda: tabular.json_chunks(rows, **extra))
         elif self.format == "csv":
-            self.write(tabular.to_csv(rows))
+            self.stream(lambda: tabular.csv_chunks(rows))
         elif self.format == "markdown":
             blocks = [markdown.render(view) for view in views]
             self.write("\n".join([*blocks, *(f"```text\n{text}```\n" for text in texts)]))
@@ -123,7 +123,8 @@ class Output:
 def _to_stdout(chunks: Iterable[str]) -> None:
     """Write all chunks, or none where making one fails: an error's document stands alone."""
     with tempfile.SpooledTemporaryFile(IN_MEMORY, "w+", encoding="utf-8", newline="") as made:
-        made.writelines(chunks)
+        for chunk in chunks:  # ``writelines`` moves to the disk when all are made
+            made.write(chunk)
         made.seek(0)
         signals.wrote()
         with reader_may_leave():

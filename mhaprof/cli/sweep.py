@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import sys
 from functools import partial
@@ -125,6 +126,8 @@ def sweep(
     if (ray is not None) + inline + (devices is not None) > 1:
         raise UsageError("--ray, --inline and --devices exclude each other; give one")
     check_result_file(out)
+    if timeout is not None and not math.isfinite(timeout):
+        raise UsageError(f"--timeout {timeout} is no number of seconds; 0 means never")
     part = parse_shard(shard) if shard is not None else None
     flags = timing.merged(SettingsSection.model_validate({"rounds": rounds}))
     asked = SweepRequest(

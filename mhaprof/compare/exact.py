@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, TypeGuard
 
-from mhaprof.compare.policy import BytesRule, ExactRule
-from mhaprof.compare.rows import Row
-from mhaprof.compare.verdicts import Judgement, Verdict
+from mhaprof.compare.policy import BytesRule, ExactRule, Metrics
+from mhaprof.compare.rows import Row, names_of, picked
+from mhaprof.compare.verdicts import Gate, Judgement, Verdict
 from mhaprof.units import format_bytes, format_percent, format_ratio
 
 EXACT_METRICS: dict[str, tuple[str, ...]] = {
@@ -29,11 +29,26 @@ COUNTS = ("macs", "macs_exact", "params", "softmax_ops", "kv_cache_bytes", "pred
 
 BASELINE_COLUMNS = tuple(column for columns in EXACT_METRICS.values() for column in columns)
 
-_REASONS: dict[Verdict, str] = {
-    "unchanged": "exact_equal",
-    "improved": "exact_decreased",
-    "regressed": "exact_changed",
-}
+_REASONS: dict[Verdict, str] = {"improved": "exact_decreased", "regressed": "exact_changed"}
+
+
+def judge_equal(base: Row, new: Row, rules: Metrics) -> list[Judgement] | None:
+    """Judge all metrics of two rows that ended ok, if they are equal in every part."""
+    columns = _parts(names_of(base), names_of(new))
+    values = picked(base, columns)
+    if values != picked(new, columns):
+        return None
+    return [
+        same(metric, value, getattr(rules, metric).gate)
+        for metric, value in zip(EXACT_METRICS, values, strict=False)
+        if value is not None or (metric == "uncounted_ops" and metric in base and metric in new)
+    ]
+
+
+@lru_cache(maxsize=64)
+def _parts(base: tuple[str, ...], new: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the columns to compare: that of each metric first."""
+    return (*EXACT_METRICS, *BASELINE_COLUMNS, *_stages_in(base), *_stages_in(new))
 
 
 def judge_exact(
@@ -45,29 +60,38 @@ def judge_exact(
         parts += _stages(base, new)
     before, after = base.get(metric), new.get(metric)
     changed = [column for column in parts if (base.get(column) or 0) != (new.get(column) or 0)]
-    same = before == after and not changed
+    if before == after and not changed:
+        return same(metric, before, rule.gate)
     shrunk = (
         _is_count(before)
         and _is_count(after)
         and after <= before
         and not _grown(changed, base, new)
     )
-    tolerated = rule.change == "increase" and shrunk
-    verdict: Verdict = "unchanged" if same else "improved" if tolerated else "regressed"
-    details = ", ".join(
-        _part_change(column, base.get(column), new.get(column)) for column in changed
-    )
-    message = f"{metric} {before}" if same else f"{metric} {_change(before, after)}"
+    verdict: Verdict = "improved" if rule.change == "increase" and shrunk else "regressed"
+    message = f"{metric} {_change(before, after)}"
+    if changed:
+        details = [_part_change(column, base.get(column), new.get(column)) for column in changed]
+        message += f": {', '.join(details)}"
     ratio = _quotient(after, before) if _is_count(before) and _is_count(after) else None
     return Judgement(
         metric=metric,
         verdict=verdict,
         reason=_REASONS[verdict],
-        message=f"{message}: {details}" if details else message,
+        message=message,
         gate=rule.gate,
         base=before,
         new=after,
         ratio=ratio,
+    )
+
+
+@lru_cache(maxsize=4096, typed=True)
+def same(metric: str, value: Any, gate: Gate) -> Judgement:
+    """Judge two equal values; those of many points are the same."""
+    ratio = _quotient(value, value) if _is_count(value) else None
+    return Judgement(
+        metric, "unchanged", "exact_equal", f"{metric} {value}", gate, value, value, ratio
     )
 
 
@@ -81,7 +105,7 @@ def _quotient(new: int, base: int) -> float | None:
 
 def stages_of(*rows: Row) -> list[str]:
     """Return the columns of all stages that any of the rows has."""
-    return list(dict.fromkeys(name for row in rows for name in _stages_in(tuple(row))))
+    return list(dict.fromkeys(name for row in rows for name in _stages_in(names_of(row))))
 
 
 @lru_cache(maxsize=64)

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from mhaprof.compare import family
-from mhaprof.compare.exact import COUNTS, EXACT_METRICS, judge_bytes, judge_exact
+from mhaprof.compare.exact import (
+    COUNTS,
+    EXACT_METRICS,
+    judge_bytes,
+    judge_equal,
+    judge_exact,
+)
 from mhaprof.compare.labels import label_of
 from mhaprof.compare.policy import ExactRule, Metrics, Policy
 from mhaprof.compare.rows import (
@@ -71,7 +77,7 @@ def require_conditions(names: Collection[str]) -> None:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Plan:
     """One pair with the rules for it."""
 
@@ -197,8 +203,9 @@ def _metrics(
 ) -> list[Judgement]:
     """Judge all metrics that the baseline has; of a ``moved`` definition fewer is better."""
     both_ok = _both_ok(base, new)
-    judgements = []
-    for metric, columns in EXACT_METRICS.items():
+    equal = judge_equal(base, new, rules) if both_ok and not moved else None
+    judgements = [] if equal is None else equal
+    for metric, columns in EXACT_METRICS.items() if equal is None else ():
         rule: ExactRule = getattr(rules, metric)
         if moved and metric in COUNTS:
             rule = rule.model_copy(update={"change": "increase"})

@@ -8,8 +8,11 @@ less, so that a changed thread count is named as such and not as a vanished poin
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import eq, itemgetter
+from sys import intern
 from typing import Any
 
 from mhaprof.compare.verdicts import Difference
@@ -32,6 +35,63 @@ TIME_COLUMNS = ("latency_median_s", "replicate_medians_s", "samples_s")
 """A row with any of these has a time."""
 
 NOT_RECORDED = "not recorded"
+
+
+class Places(dict[str, int]):
+    """Where the value of each column is, for all rows of the same columns; -1: it is null."""
+
+    def __init__(self, columns: Iterable[str], null: Iterable[str] = ()) -> None:
+        super().__init__({name: place for place, name in enumerate(columns)})
+        for name in null:
+            self.setdefault(name, -1)
+        self.names = tuple(self)
+        self.getters: dict[tuple[str, ...], Callable[[Sequence[Any]], tuple[Any, ...]]] = {}
+
+    def getter(self, names: tuple[str, ...]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+        """Return what gets the values of at least two columns."""
+        found = self.getters.get(names)
+        if found is None:
+            found = self.getters[names] = itemgetter(*[self.get(name, -1) for name in names])
+        return found
+
+
+class PackedRow(Mapping[str, Any]):
+    """One of many rows with the same columns: a fifth of the memory of a dict."""
+
+    __slots__ = ("packed", "places")
+
+    def __init__(self, places: Places, values: Iterable[Any]) -> None:
+        self.places = places
+        self.packed = (*[intern(each) if type(each) is str else each for each in values], None)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.packed[self.places[name]]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return the value of a column, or ``default`` where the row has no such column."""
+        place = self.places.get(name)
+        return default if place is None else self.packed[place]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.places)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+
+def picked(row: Row, names: tuple[str, ...]) -> tuple[Any, ...]:
+    """Return the values of at least two columns; None where a row has not one."""
+    if isinstance(row, PackedRow):
+        return row.places.getter(names)(row.packed)
+    return tuple(map(row.get, names))
+
+
+def names_of(row: Row) -> tuple[str, ...]:
+    """Return the columns of a row."""
+    return row.places.names if isinstance(row, PackedRow) else tuple(row)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +118,7 @@ def require_measured(base: RunRows) -> RunRows:
     return base
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
     """One point in both runs; a side that has no such point is None.
 
@@ -67,7 +127,7 @@ class Pair:
 
     base: Row | None
     new: Row | None
-    redefined: Sequence[str] = field(default_factory=tuple)
+    redefined: Sequence[str] = ()
 
     @property
     def row(self) -> Row:
@@ -84,23 +144,22 @@ def pair_rows(base: Sequence[Row], new: Sequence[Row]) -> list[Pair]:
     Only columns that both runs have can tell points apart.
     """
     shared = _columns(base) & _columns(new)
-    spec = [name for name in (*SPEC_COLUMNS, *MODULE_COLUMNS) if name in shared]
-    settings = [name for name in SETTING_COLUMNS if name in shared]
+    spec = tuple(name for name in SPEC_COLUMNS if name in shared)
+    nested = tuple(name for name in MODULE_COLUMNS if name in shared)
+    settings = tuple(name for name in SETTING_COLUMNS if name in shared)
 
     # A row without a time names no timer, and is the same point all the same.
-    asked = [name for name in settings if name != "timer"]
+    asked = tuple(name for name in settings if name != "timer")
 
     def what(row: Row) -> tuple[Hashable, ...]:
-        return (row.get("implementation"), *(_hashable(row.get(name)) for name in spec))
+        own = [_text(row, name) for name in nested]
+        return (*picked(row, ("implementation", "implementation", *spec)), *own)
 
     def how(row: Row) -> tuple[Hashable, ...]:
-        return tuple(setting(row, name) for name in asked)
+        return _settings(row, asked)
 
     def named(row: Row) -> tuple[Hashable, ...]:
         return (row.get("name"), role_of(row))
-
-    def alike(before: Row, after: Row) -> int:
-        return sum(setting(before, name) == setting(after, name) for name in settings)
 
     passes: Sequence[Callable[[Row], Hashable]] = (
         lambda row: (named(row), what(row), how(row)),
@@ -110,27 +169,32 @@ def pair_rows(base: Sequence[Row], new: Sequence[Row]) -> list[Pair]:
         lambda row: (named(row), row.get("implementation")),
     )
     found: dict[int, int] = {}
-    for key in passes:
-        _match(base, new, key, alike, found)
-    pairs = [
-        Pair(
-            base=base[found[place]] if place in found else None,
-            new=row,
-            redefined=_redefined(base[found[place]], row, spec) if place in found else (),
-        )
-        for place, row in enumerate(new)
-    ]
+    for key in passes[:3]:
+        _match(base, new, key, settings, found)
+    same = set(found)
+    for key in passes[3:]:
+        _match(base, new, key, settings, found)
+    pairs = []
+    for place, row in enumerate(new):
+        if place not in found:
+            pairs.append(Pair(base=None, new=row))
+            continue
+        partner = base[found[place]]
+        moved = () if place in same else (*spec, *nested)
+        redefined = tuple([name for name in moved if partner.get(name) != row.get(name)])
+        pairs.append(Pair(base=partner, new=row, redefined=redefined))
     taken = set(found.values())
     pairs += [Pair(base=row, new=None) for place, row in enumerate(base) if place not in taken]
     return [pair for pair in pairs if not _unpaired_reference(pair)]
 
 
 def _columns(rows: Sequence[Row]) -> set[str]:
-    return {name for row in rows for name in row}
+    return set().union(*dict.fromkeys(map(names_of, rows)))
 
 
-def _hashable(value: Any) -> Hashable:
-    return json.dumps(value, sort_keys=True) if isinstance(value, list | dict) else value
+def _text(row: Row, name: str) -> str | None:
+    value = row.get(name)
+    return None if value is None else json.dumps(value, sort_keys=True)
 
 
 def setting(row: Row, name: str) -> Hashable:
@@ -139,6 +203,12 @@ def setting(row: Row, name: str) -> Hashable:
     if name == "device" and isinstance(value, str):
         return value.partition(":")[0]
     return value
+
+
+def _settings(row: Row, names: tuple[str, ...]) -> tuple[Hashable, ...]:
+    if ":" in str(row.get("device")) or len(names) < 2:
+        return tuple([setting(row, name) for name in names])
+    return picked(row, names)
 
 
 def role_of(row: Row) -> str:
@@ -150,28 +220,55 @@ def _match(
     base: Sequence[Row],
     new: Sequence[Row],
     key: Callable[[Row], Hashable],
-    alike: Callable[[Row, Row], int],
+    settings: tuple[str, ...],
     found: dict[int, int],
 ) -> None:
     """Add to ``found`` (new -> base) the rows with equal keys, if still free.
 
-    Of several, the one whose settings are most ``alike``; of those, the first.
+    Of several, the one with the most equal ``settings``; of those, the first.
     """
     taken = set(found.values())
-    free: dict[Hashable, list[int]] = {}
+    left = [place for place in range(len(new)) if place not in found]
+    if not left or len(taken) == len(base):
+        return
+    free: dict[Hashable, list[int] | _Choice] = {}
     for place, row in enumerate(base):
         if place not in taken:
-            free.setdefault(key(row), []).append(place)
-    for place, row in enumerate(new):
-        partners = free.get(key(row))
-        if place not in found and partners:
-            best = max(partners, key=lambda partner: alike(base[partner], row))
-            found[place] = best
-            partners.remove(best)
+            free.setdefault(key(row), []).append(place)  # type: ignore[union-attr]
+    for place in left:
+        wanted = key(new[place])
+        partners = free.get(wanted)
+        if isinstance(partners, list) and len(partners) > 1:
+            partners = free[wanted] = _Choice(base, partners, settings)
+        if partners:
+            found[place] = (
+                partners.pop()
+                if isinstance(partners, list)
+                else partners.pop(_settings(new[place], settings))
+            )
 
 
-def _redefined(base: Row, new: Row, spec: Sequence[str]) -> tuple[str, ...]:
-    return tuple(name for name in spec if base.get(name) != new.get(name))
+class _Choice:
+    """Rows of equal keys, by their settings: one by one, a file of equal rows takes hours."""
+
+    def __init__(
+        self, rows: Sequence[Row], places: Sequence[int], settings: tuple[str, ...]
+    ) -> None:
+        self._left: dict[tuple[Hashable, ...], deque[int]] = {}
+        for place in places:
+            self._left.setdefault(_settings(rows[place], settings), deque()).append(place)
+
+    def __len__(self) -> int:
+        return len(self._left)
+
+    def pop(self, wanted: tuple[Hashable, ...]) -> int:
+        """Take the row of the most equal settings; of several the first."""
+        left = self._left
+        best = max(left, key=lambda under: (sum(map(eq, under, wanted)), -left[under][0]))
+        place = left[best].popleft()
+        if not left[best]:
+            del left[best]
+        return place
 
 
 def _unpaired_reference(pair: Pair) -> bool:
@@ -185,7 +282,7 @@ def is_measured(row: Row) -> bool:
 
 def has_time(row: Row) -> bool:
     """Say whether a row holds a time: a median, or what one can be made of."""
-    return any(row.get(name) for name in TIME_COLUMNS)
+    return any(picked(row, TIME_COLUMNS))
 
 
 def conditions(row: Row, environment: Environment | None) -> dict[str, str | None]:
@@ -211,12 +308,20 @@ def differences(
     Points with the same difference share one entry.
     """
     found: dict[tuple[str, str, str], list[str]] = {}
+    known: dict[Hashable, dict[str, str | None]] = {}
+
+    def seen(row: Row, environment: Environment | None) -> dict[str, str | None]:
+        key = (environment is base, *picked(row, CONDITIONS))
+        return known.get(key) or known.setdefault(key, conditions(row, environment))
+
     for pair in pairs:
         if pair.base is None or pair.new is None:
             continue
         if not (is_measured(pair.base) and is_measured(pair.new)):
             continue
-        before, after = conditions(pair.base, base), conditions(pair.new, new)
+        before, after = seen(pair.base, base), seen(pair.new, new)
+        if before == after:
+            continue
         for key in CONDITIONS:
             if before[key] != after[key]:
                 values = (before[key] or NOT_RECORDED, after[key] or NOT_RECORDED)

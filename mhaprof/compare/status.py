@@ -11,6 +11,15 @@ from mhaprof.units import format_si
 
 _COSTS = {"macs": "MACs", "macs_exact": "exact MACs", "kv_cache_bytes": "KV cache"}
 
+_OK = Judgement(
+    metric="status",
+    verdict="unchanged",
+    reason="exact_equal",
+    message="ok on both sides",
+    base="ok",
+    new="ok",
+)
+
 Finding = tuple[Verdict, str, str]
 """A verdict, its reason code and a message."""
 
@@ -20,6 +29,8 @@ def judge_status(pair: Pair, gates: Statuses, costs: Sequence[Judgement] = ()) -
 
     ``costs`` are the counts of a point that was redefined, judged: they are its verdict.
     """
+    if not pair.redefined and _measured(pair.base) and _measured(pair.new):
+        return _OK
     if pair.new is None:
         verdict, reason, message = _vanished(pair)
     elif pair.new.get("status") == "failed":
@@ -60,8 +71,8 @@ def _failing(base: Row | None, new: Row) -> Finding:
     return "regressed", "newly_failing", message
 
 
-def _measured(row: Row) -> bool:
-    return row.get("status") == "ok"
+def _measured(row: Row | None) -> bool:
+    return row is not None and row.get("status") == "ok"
 
 
 def _redefined(pair: Pair, base: Row, new: Row, costs: Sequence[Judgement]) -> Finding:
@@ -104,9 +115,7 @@ def _ended_on_both(base: Row, new: Row) -> Finding:
         return "unchanged", "still_skipped", f"{ended(new)}{_why(new)}"
     if new.get("status") == "skipped":
         return "regressed", "newly_skipped", f"{ended(base)} -> {ended(new)}{_why(new)}"
-    if base.get("status") != "ok":
-        return "improved", "newly_passing", f"{ended(base)} -> {ended(new)}"
-    return "unchanged", "exact_equal", "ok on both sides"
+    return "improved", "newly_passing", f"{ended(base)} -> {ended(new)}"
 
 
 def ended(row: Row | None) -> str | None:

@@ -29,7 +29,7 @@ CLEARLY = 0.5
 """Intervals are clearly apart when the gap is at least this part of the threshold."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Times:
     """One side of a comparison, in seconds: a median, its interval, its processes.
 
@@ -42,7 +42,7 @@ class Times:
     processes: Sequence[float] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TimePair:
     """The times of one point on both sides, with the rule and what its clock is worth.
 
@@ -116,7 +116,7 @@ def time_pair(base: Row, new: Row, rule: LatencyRule, *, paired: bool = False) -
         clock=_clock(base, new, replicated=replicated),
         floor=_floor(new),
         paired=paired and replicated and len(before.processes) == len(after.processes),
-        disturbed=any(flag in _flags(row) for row in (base, new) for flag in _DISTURBED),
+        disturbed=_flagged(base, _DISTURBED) or _flagged(new, _DISTURBED),
     )
 
 
@@ -130,16 +130,19 @@ def _clock(base: Row, new: Row, *, replicated: bool) -> Clock:
         return "device"
     if new.get("timer") == "process":
         return "cpu"
-    if any("contended" in _flags(row) for row in (base, new)):
+    if _flagged(base, ("contended",)) or _flagged(new, ("contended",)):
         return "shared_wall"
     if replicated or new.get("threads") in (None, 1):
         return "cpu"
     return "quiet_wall"
 
 
-def _flags(row: Row) -> Sequence[str]:
-    flags: Any = row.get("flags") or ()
-    return flags.split() if isinstance(flags, str) else flags
+def _flagged(row: Row, words: Sequence[str]) -> bool:
+    """Say whether a row has one of the flags."""
+    flags: Any = row.get("flags")
+    return bool(flags) and not set(words).isdisjoint(
+        flags.split() if isinstance(flags, str) else flags
+    )
 
 
 def _floor(row: Row) -> Floor:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import cached_property
+from typing import Literal, NamedTuple
 
 from mhaprof.errors import (
     EXIT_FINDING,
@@ -59,9 +60,8 @@ REASONS: dict[str, tuple[str, str]] = {
 Coverage = Literal["compared", "skipped", "new", "not compared"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Judgement:
-    """What became of one metric of one point.
+class Judgement(NamedTuple):
+    """What became of one metric of one point: a tuple, for there are millions of them.
 
     ``base`` and ``new`` are in the metric's own unit (MACs, bytes, seconds, a name).
     ``ratio`` is new / base with its interval, where the metric has them.
@@ -89,13 +89,17 @@ class Judgement:
 
     def weight(self) -> tuple[bool, int, float]:
         """Return a sort key: what blocks, then by verdict, then the larger change."""
+        if self.verdict == "unchanged" and self.ratio in (None, 1.0):
+            return _UNCHANGED
         size = self.ratio or 1.0
         return (not self.blocks, VERDICTS.index(self.verdict), -max(size, 1 / size))
 
 
-@dataclass(frozen=True, kw_only=True)
-class PointVerdict:
-    """All judgements of one point, and the settings under which it was measured.
+_UNCHANGED = (True, VERDICTS.index("unchanged"), -1.0)
+
+
+class PointVerdict(NamedTuple):
+    """All judgements of one point by weight, and the settings under which it was measured.
 
     ``label`` names the point with its implementation and those settings.
     """
@@ -112,7 +116,7 @@ class PointVerdict:
     @property
     def worst(self) -> Judgement:
         """Return the judgement that decides the point."""
-        return min(self.judgements, key=Judgement.weight)
+        return self.judgements[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,15 +149,21 @@ class Comparison:
         """Yield every judgement with its point."""
         return ((point, judgement) for point in self.points for judgement in point.judgements)
 
+    @cached_property
+    def changed(self) -> Sequence[tuple[PointVerdict, Judgement]]:
+        """Return the judgements of the points that are not unchanged in everything."""
+        changed = [point for point in self.points if point.worst.verdict != "unchanged"]
+        return [(point, judgement) for point in changed for judgement in point.judgements]
+
     def blocking(self) -> list[tuple[PointVerdict, Judgement]]:
         """Return the judgements that fail the gate."""
-        return [(point, judgement) for point, judgement in self.judgements() if judgement.blocks]
+        return [(point, judgement) for point, judgement in self.changed if judgement.blocks]
 
     def inconclusive(self) -> list[tuple[PointVerdict, Judgement]]:
         """Return the judgements that could not be made, of metrics that may block."""
         return [
             (point, judgement)
-            for point, judgement in self.judgements()
+            for point, judgement in self.changed
             if judgement.verdict == "inconclusive" and judgement.gate == "block"
         ]
 

@@ -20,7 +20,7 @@ ANNOTATION_LIMIT = 10
 def workflow_commands(comparison: Comparison) -> Iterator[str]:
     """Yield workflow commands: errors for what fails, warnings, notices for the better."""
     found: dict[str, list[str]] = {"error": [], "warning": [], "notice": []}
-    for point, judgement in comparison.judgements():
+    for point, judgement in comparison.changed:
         level = _level(judgement, strict=comparison.strict)
         if level is not None:
             title = f"{judgement.verdict}: {point.label}"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, overload
 
 from mhaprof.compare import REASONS, Comparison, Judgement, PointVerdict
 from mhaprof.report.tabular import Row
@@ -19,9 +19,32 @@ SHOWN_LABELS = 3
 _STYLES = {"regressed": "failed", "failed": "failed", "inconclusive": "skipped"}
 
 
-def rows_of(comparison: Comparison) -> list[Row]:
+class _Rows(Sequence[Row]):
+    """Flat rows of judgements, made when they are asked for."""
+
+    def __init__(
+        self, found: Sequence[tuple[PointVerdict, Judgement]], *, styled: bool = False
+    ) -> None:
+        self._found, self._styled = found, styled
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    @overload
+    def __getitem__(self, place: int) -> Row: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Row]: ...
+    def __getitem__(self, place: int | slice) -> Row | Sequence[Row]:
+        if isinstance(place, slice):
+            return _Rows(self._found[place], styled=self._styled)
+        point, judgement = self._found[place]
+        style = {"status": _STYLES.get(judgement.verdict)} if self._styled else {}
+        return _row(point, judgement) | style
+
+
+def rows_of(comparison: Comparison) -> Sequence[Row]:
     """Return one flat row per judgement, sorted by what matters."""
-    return [_row(point, judgement) for point, judgement in comparison.judgements()]
+    return _Rows(list(comparison.judgements()))
 
 
 def _row(point: PointVerdict, judgement: Judgement) -> Row:
@@ -71,11 +94,12 @@ def view_of(comparison: Comparison, *, title: str, everything: bool) -> View:
 
     ``everything`` shows the main metrics of every point side by side.
     """
-    rows = [
-        {**_row(point, judgement), "status": _STYLES.get(judgement.verdict)}
-        for point, judgement in comparison.judgements()
+    shown = [
+        (point, judgement)
+        for point, judgement in (comparison.judgements() if everything else comparison.changed)
         if _is_shown(judgement, everything=everything)
     ]
+    rows = _Rows(shown, styled=True)
     return View(title=title, columns=_COLUMNS, rows=rows, notes=sentences(comparison))
 
 
@@ -178,7 +202,7 @@ def _tallied(tally: Mapping[Any, int], total: int) -> str:
 
 def conclusion(comparison: Comparison, *, update: str | None) -> Iterable[str]:
     """Yield how a gate ended; ``update`` is the command that accepts a change, if any."""
-    single = sum(found.reason == "intervals_disjoint" for _, found in comparison.judgements())
+    single = sum(found.reason == "intervals_disjoint" for _, found in comparison.changed)
     if single:
         yield (
             f"{single} of the times differ{'s' * (single == 1)} by one process a side, and the "

@@ -10,6 +10,7 @@ import csv
 import io
 import json
 import math
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from mhaprof.compare import CONDITIONS, RunRows
-from mhaprof.compare.baseline import KIND
+from mhaprof.compare.baseline import COLUMNS, KIND
 from mhaprof.compare.exact import BASELINE_COLUMNS
 from mhaprof.compare.rounds import fold
-from mhaprof.compare.rows import require_measured
+from mhaprof.compare.rows import PackedRow, Places, Row, picked, require_measured
 from mhaprof.errors import NotComparable, UsageError
 from mhaprof.records import SCHEMA_VERSION, Environment, Measured, Result, Run
-from mhaprof.report.tabular import FORMULA, SPEC_COLUMNS, Row, row_of
+from mhaprof.report.tabular import FORMULA, SPEC_COLUMNS, row_of
 from mhaprof.store.columns import kind_of
 
 if TYPE_CHECKING:
@@ -40,6 +41,15 @@ _NUMBERS = (
     *("macs", "params", "peak_bytes", "round"),
     *(f"latency_{x}_s" for x in ("median", "ci_low", "ci_high")),
 )
+_ROW = frozenset(_REQUIRED)
+_MAY_BE_ENDLESS = (float, list, dict)
+_VERSIONS = ("torch", "driver")
+_COMPARED = frozenset((*COLUMNS, "message", "identity", "round")).difference(_VERSIONS)
+"""The columns of a store that a comparison or an export of a gate looks at."""
+
+LARGEST_TEXT = 256 * 2**20
+"""Bytes of JSON or CSV that are read: twice what 100000 points take."""
+
 _SCALARS = (
     *(*_REQUIRED, "role", "identity", "reason", "message", "plan"),
     *(*SPEC_COLUMNS, *CONDITIONS, *BASELINE_COLUMNS),
@@ -51,13 +61,18 @@ def load_run(path: Path) -> RunRows:
     """Return the rows of a run file, rounds of one point folded into one row.
 
     Of a sweep those of its last plan; a planned point that was not measured is a failed row
-    (``not_measured``).  Raises UsageError when the file is missing, is none of the formats, or
-    is newer than this mhaprof.
+    (``not_measured``).  Raises UsageError when the file is missing, is none of the formats,
+    holds more text than ``LARGEST_TEXT``, or is newer than this mhaprof.
     """
     try:
         with path.open("rb") as file:
             content = file.read(len(_SQLITE))
-            content += b"" if content == _SQLITE else file.read()
+            if content != _SQLITE:
+                if os.fstat(file.fileno()).st_size > LARGEST_TEXT:
+                    raise _too_large(path)
+                content += file.read(LARGEST_TEXT)
+                if file.read(1):
+                    raise _too_large(path)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
     environment, kind, earlier = None, "run", 0
@@ -65,10 +80,12 @@ def load_run(path: Path) -> RunRows:
         rows, earlier = _from_store(path)
     else:
         text = _decoded(content, path)
+        del content
         if text.lstrip().startswith(("{", "[")):
             rows, environment, kind = _from_json(text, path)
         else:
             rows = _from_csv(text, path)
+        del text
     _check_rows(rows, path)
     last = [row for row in rows if row.get("plan") != "earlier"]
     return RunRows(
@@ -105,6 +122,13 @@ def load_baseline(path: Path) -> RunRows:
     return require_measured(replace(run, rows=measured))
 
 
+def _too_large(path: Path) -> UsageError:
+    return UsageError(
+        f"{path} holds more than {LARGEST_TEXT // 2**20} MiB of text; give the SQLite file of the "
+        "sweep, or leave out raw samples"
+    )
+
+
 def _decoded(content: bytes, path: Path) -> str:
     try:
         return content.decode("utf-8-sig")
@@ -115,7 +139,7 @@ def _decoded(content: bytes, path: Path) -> str:
         ) from error
 
 
-def _from_json(text: str, path: Path) -> tuple[list[Row], Environment | None, str]:
+def _from_json(text: str, path: Path) -> tuple[list[Any], Environment | None, str]:
     """Read ``{"rows": ...}``, a record of a run, a list of rows, or one row a line."""
     try:
         document = _parsed(text, path)
@@ -125,7 +149,7 @@ def _from_json(text: str, path: Path) -> tuple[list[Row], Environment | None, st
             return _from_json_lines(lines, path), None, "run"
         raise UsageError(f"{path}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from error
     if isinstance(document, list):
-        return list(document), None, "run"
+        return document, None, "run"
     if "rows" not in document and "results" not in document:
         if "name" in document:
             return [document], None, "run"
@@ -156,11 +180,25 @@ def _parsed(text: str, path: Path) -> Any:
         raise UsageError(f"{path}: {constant} is no JSON; a number that does not exist is null")
 
     try:
-        return json.loads(text, parse_constant=refuse)
+        return json.loads(text, parse_constant=refuse, object_hook=_Packing())
     except (ValueError, RecursionError) as error:
         if isinstance(error, json.JSONDecodeError):
             raise
         raise UsageError(f"{path}: not to be read as JSON: {error}") from error
+
+
+class _Packing:
+    """Pack the flat rows among parsed objects; those of the same columns share them."""
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[str, ...], Places] = {}
+
+    def __call__(self, found: dict[str, Any]) -> Mapping[str, Any]:
+        if not found.keys() >= _ROW:
+            return found
+        names = tuple(found)
+        places = self._places.get(names) or self._places.setdefault(names, Places(names))
+        return PackedRow(places, found.values())
 
 
 def _rows_of(document: Mapping[str, Any]) -> list[Row]:
@@ -168,7 +206,12 @@ def _rows_of(document: Mapping[str, Any]) -> list[Row]:
     rows, columns = document["rows"], str(document.get("columns", "")).split()
     if not isinstance(rows, list):
         return [rows]
-    return [dict.fromkeys(columns) | row if isinstance(row, dict) else row for row in rows]
+    whole: dict[tuple[str, ...], Places] = {}
+    for row in rows:
+        if isinstance(row, PackedRow):
+            names = row.places.names
+            row.places = whole.get(names) or whole.setdefault(names, Places(names, columns))
+    return rows
 
 
 def _with_samples(result: Result) -> Row:
@@ -250,16 +293,27 @@ def _from_store(path: Path) -> tuple[list[Row], int]:
     from mhaprof.store.reading import Reader
 
     with Reader(path) as reader:
-        environments = {key: found for key, (_, found) in reader.environments().items()}
+        known: dict[Any, tuple[Any, ...]] = {
+            key: (found.software.get("torch"), found.hardware.get("driver"))
+            for key, (_, found) in reader.environments().items()
+        }
         # Of 100000 rows the empty columns are half the memory.
-        kept = reader.filled().union(_REQUIRED, _NUMBERS, _SCALARS, ("round", "environment"))
-        rows = []
-        for row in reader.rows([name for name in reader.columns() if name in kept]):
-            environment = environments.get(row.pop("environment", None) or "")
-            if environment is not None:
-                row["torch"] = environment.software.get("torch")
-                row["driver"] = environment.hardware.get("driver")
-            rows.append(row)
+        kept = [
+            name
+            for name in reader.columns()
+            if name in _COMPARED or name.startswith("macs_") or name in _VERSIONS
+        ]
+        filled = reader.filled()
+        own = [name for name in _VERSIONS if name in filled]
+        columns = [name for name in kept if name in filled and name not in _VERSIONS]
+        places = Places((*columns, *_VERSIONS), [x for x in kept if x in (*_SCALARS, *_NUMBERS)])
+        rows: list[Row] = []
+        for values in reader.tuples([*columns, *own, "environment"]):
+            row, measured = values[: len(columns)], values[len(columns) : -1]
+            versions = known.get(values[-1])
+            if versions is None:
+                versions = tuple(map(dict(zip(own, measured, strict=True)).get, _VERSIONS))
+            rows.append(PackedRow(places, (*row, *versions)))
         rows += [_not_measured(point) for point in reader.missing() if not point.rounds]
         return rows, reader.earlier()
 
@@ -277,36 +331,61 @@ def _not_measured(point: PlannedRow) -> Row:
 
 
 def _check_rows(rows: Sequence[Any], path: Path) -> None:
-    """Raise UsageError for what is no row, so that nothing below meets a surprise."""
+    """Raise UsageError for what is no row, so that nothing below meets a surprise.
+
+    Rows of the same columns and types differ in their numbers alone.
+    """
+    known: dict[tuple[int, tuple[type, ...]], tuple[tuple[str, ...], list[str], list[str]]] = {}
     for number, row in enumerate(rows, start=1):
-        if not isinstance(row, dict):
-            raise UsageError(f"{path}: row {number} is a {type(row).__name__}, not an object")
-        missing = [name for name in _REQUIRED if row.get(name) is None]
-        if missing:
-            raise UsageError(f"{path}: row {number} has no {', '.join(missing)}")
-        nested = [name for name in _SCALARS if isinstance(row.get(name), list | dict)]
-        if nested:
-            raise UsageError(f"{path}: row {number}: {nested[0]} is a list or an object")
-        if row["status"] not in _STATUSES:
-            raise UsageError(
-                f"{path}: row {number}: status {row['status']!r} is not one of "
-                f"{', '.join(_STATUSES)}"
-            )
-        if endless := [name for name, value in row.items() if _is_endless(value)]:
-            raise UsageError(
-                f"{path}: row {number}: {endless[0]} {row[endless[0]]!r} "
-                "is not a finite number or text"
-            )
-        if not _are_words(row.get("flags")):
-            raise UsageError(f"{path}: row {number}: flags {row['flags']!r} are not words")
-        for column in (*_NUMBERS, *_LISTS):
-            if not _is_sound(
-                row.get(column), many=column in _LISTS, whole=kind_of(column) == "INTEGER"
-            ):
-                expected = "a list of numbers" if column in _LISTS else "a number"
-                raise UsageError(
-                    f"{path}: row {number}: {column} {row[column]!r} is not {expected}"
-                )
+        kinds = tuple(map(type, row.packed)) if isinstance(row, PackedRow) else ()
+        sound = known.get((id(row.places), kinds)) if kinds else None
+        if sound is None or not _are_sound(row, *sound):
+            _check_row(row, number, path)
+            if kinds and not isinstance(row.get("flags"), list):
+                numbers = [name for name in _NUMBERS if row.get(name) is not None]
+                lists = [name for name in _LISTS if row.get(name) is not None]
+                others = [n for n, kind in zip(row, kinds, strict=False) if kind in _MAY_BE_ENDLESS]
+                known[id(row.places), kinds] = (*numbers, *numbers), lists, others
+
+
+def _are_sound(
+    row: PackedRow, numbers: tuple[str, ...], lists: Sequence[str], others: Sequence[str]
+) -> bool:
+    """Say whether the values are sound of a row whose types are."""
+    # Neither JSON nor SQLite has a NaN, which would hide among these.
+    found = picked(row, numbers) if numbers else (0,)
+    return (
+        row["status"] in _STATUSES
+        and min(found) >= 0
+        and max(found) <= sys.float_info.max
+        and all(_is_sound(row[name], many=True) for name in lists)
+        and not any(_is_endless(row[name]) for name in others)
+    )
+
+
+def _check_row(row: Any, number: int, path: Path) -> None:
+    if not isinstance(row, Mapping):
+        raise UsageError(f"{path}: row {number} is a {type(row).__name__}, not an object")
+    missing = [name for name in _REQUIRED if row.get(name) is None]
+    if missing:
+        raise UsageError(f"{path}: row {number} has no {', '.join(missing)}")
+    nested = [name for name in _SCALARS if isinstance(row.get(name), list | dict)]
+    if nested:
+        raise UsageError(f"{path}: row {number}: {nested[0]} is a list or an object")
+    if row["status"] not in _STATUSES:
+        raise UsageError(
+            f"{path}: row {number}: status {row['status']!r} is not one of {', '.join(_STATUSES)}"
+        )
+    if endless := [name for name, value in row.items() if _is_endless(value)]:
+        shown = f"{endless[0]} {row[endless[0]]!r}"
+        raise UsageError(f"{path}: row {number}: {shown} is not a finite number or text")
+    if not _are_words(row.get("flags")):
+        raise UsageError(f"{path}: row {number}: flags {row['flags']!r} are not words")
+    for column in (*_NUMBERS, *_LISTS):
+        many, whole = column in _LISTS, kind_of(column) == "INTEGER"
+        if not _is_sound(row.get(column), many=many, whole=whole):
+            expected = "a list of numbers" if many else "a number"
+            raise UsageError(f"{path}: row {number}: {column} {row[column]!r} is not {expected}")
 
 
 def _is_endless(value: Any) -> bool:

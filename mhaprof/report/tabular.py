@@ -7,7 +7,6 @@ is ``None`` (JSON ``null``, an empty CSV field).  Counts are integers to the end
 from __future__ import annotations
 
 import csv
-import io
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -116,6 +115,7 @@ COLUMNS = (
 
 _COUNTED: Row = dict.fromkeys(COLUMNS)
 _TIMED: Row = dict.fromkeys((*COLUMNS, *LATENCY_COLUMNS, *ROOF_COLUMNS, *MEMORY_COLUMNS))
+_encoded = json.JSONEncoder(allow_nan=False).encode
 _STAGE_COLUMN = {stage: f"macs_{stage}" for stage in (*formulas.STAGES, *formulas.EXTRA_STAGES)}
 
 
@@ -234,25 +234,29 @@ def json_chunks(
     yield json.dumps(document, indent=2, allow_nan=False)[:-2] + ',\n  "rows": ['
     between = "\n    "
     for row in rows:
-        yield between + json.dumps(row, allow_nan=False)
+        yield between + _encoded(row)
         between = ",\n    "
     yield "]\n}\n" if between == "\n    " else "\n  ]\n}\n"
 
 
 def to_csv(rows: Sequence[Row]) -> str:
-    """Return the rows as CSV with a header; lists are written as JSON."""
+    """Return the text of ``csv_chunks``."""
+    return "".join(csv_chunks(rows))
+
+
+def csv_chunks(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the rows as lines of CSV with a header; lists are written as JSON."""
     columns = columns_of(rows)
-    buffer = io.StringIO()
-    buffer.write(csv_line(columns))
+    yield csv_line(columns)
     for row in rows:
-        values = row.values() if list(row) == columns else [row.get(name) for name in columns]
-        buffer.write(csv_line(values))
-    return buffer.getvalue()
+        yield csv_line(
+            row.values() if list(row) == columns else [row.get(name) for name in columns]
+        )
 
 
 def jsonl_chunks(rows: Iterable[Row]) -> Iterator[str]:
     """Yield one JSON object a line."""
-    return (json.dumps(row, allow_nan=False) + "\n" for row in rows)
+    return (_encoded(row) + "\n" for row in rows)
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from mhaprof.errors import UsageError
 from mhaprof.records import Environment, Result, Role
 from mhaprof.store.columns import is_big, sql_type, to_sql
 from mhaprof.store.connection import connect_to_write, worded
 from mhaprof.store.lock import WriterLock
 
+if TYPE_CHECKING:
+    from mhaprof.store.reading import Reader
+
 KEY_COLUMNS = ("identity", "round", "environment", "lane", "finished")
 """The columns of ``rows`` that come from the store; the others come from the caller."""
+
+PLAN_COLUMN = "plan"
+"""Says of each row, where those of earlier plans are read too, which plan it is of."""
+
+
+Key = tuple[str, int]
+"""What tells results apart: identity and round."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,44 +186,70 @@ class Store:
             self._write(entries)
             raise
 
+    def copy(self, reader: Reader, keys: Collection[Key]) -> int:
+        """Store the results of these keys as another file has them; return their number.
+
+        Raises UsageError, and stores nothing, when that file is damaged.
+        """
+        there = [
+            name for name in reader.columns() if name not in ("identity", "round", PLAN_COLUMN)
+        ]
+        copied: dict[str, int] = {}
+        with self._transaction():
+            self._add_columns(there)
+            self._connection.executemany(_FORGET, keys)
+            for table, others in (("results", _RESULT), ("rows", there), ("big_integers", _BIG)):
+                columns = ("identity", "round", *others)
+                found = (values for values in reader.table(table, columns) if values[:2] in keys)
+                done = self._connection.executemany(_insertion(table, columns), found)
+                copied[table] = done.rowcount
+            if copied["rows"] != copied["results"]:
+                raise UsageError(f"{reader.path} is damaged: its results and rows are not the same")
+        return copied["results"]
+
+    def _add_columns(self, names: Iterable[str]) -> None:
+        """Add the columns that the flat rows do not have yet."""
+        known = {row[1] for row in self._connection.execute("PRAGMA table_info(rows)")}
+        for name in names:
+            if name not in known:
+                self._connection.execute(
+                    f"ALTER TABLE rows ADD COLUMN {quoted(name)} {sql_type(name)}"
+                )
+
     def _write(self, entries: Sequence[Entry]) -> None:
         with self._transaction():
-            known = {row[1] for row in self._connection.execute("PRAGMA table_info(rows)")}
+            self._add_columns(dict.fromkeys(name for entry in entries for name in entry.row))
             for entry in entries:
-                self._write_one(entry, known)
+                self._write_one(entry)
 
-    def _write_one(self, entry: Entry, known: set[str]) -> None:
+    def _write_one(self, entry: Entry) -> None:
         finished = entry.finished or _now()
         key = (entry.identity, entry.round)
         execute = self._connection.execute
+        place = (entry.environment, entry.lane, finished)
+        ended = (entry.row["status"], entry.row["reason"], entry.result.outcome.status)
         execute(
-            "INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                *key,
-                entry.row["status"],
-                entry.row["reason"],
-                entry.result.outcome.status,
-                entry.environment,
-                entry.lane,
-                finished,
-                entry.result.model_dump_json(),
-            ),
+            _insertion("results", ("identity", "round", *_RESULT)),
+            (*key, *ended, *place, entry.result.model_dump_json()),
         )
         flat = {name: value for name, value in entry.row.items() if name not in KEY_COLUMNS}
-        for name in [name for name in flat if name not in known]:
-            execute(f"ALTER TABLE rows ADD COLUMN {quoted(name)} {sql_type(name)}")
-            known.add(name)
-        names = [*KEY_COLUMNS, *flat]
-        values = [*key, entry.environment, entry.lane, finished, *map(to_sql, flat.values())]
-        execute(
-            f"INSERT OR REPLACE INTO rows ({', '.join(map(quoted, names))}) "
-            f"VALUES ({', '.join('?' * len(names))})",
-            values,
-        )
-        execute("DELETE FROM big_integers WHERE identity = ? AND round = ?", key)
+        values = [*key, *place, *map(to_sql, flat.values())]
+        execute(_insertion("rows", (*KEY_COLUMNS, *flat)), values)
+        execute(_FORGET, key)
         for name, value in flat.items():
             if is_big(value):
                 execute("INSERT INTO big_integers VALUES (?, ?, ?, ?)", (*key, name, str(value)))
+
+
+_RESULT = ("status", "reason", "outcome", "environment", "lane", "finished", "result")
+_BIG = ("column_name", "value")
+_FORGET = "DELETE FROM big_integers WHERE identity = ? AND round = ?"
+
+
+@lru_cache(maxsize=64)
+def _insertion(table: str, columns: tuple[str, ...]) -> str:
+    names, values = ", ".join(map(quoted, columns)), ", ".join("?" * len(columns))
+    return f"INSERT OR REPLACE INTO {table} ({names}) VALUES ({values})"
 
 
 def quoted(name: str) -> str:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mhaprof.store.columns import Kind, from_sql, kind_of
-from mhaprof.store.reading import CHUNK, PLAN_COLUMN, Reader
+from mhaprof.store.database import PLAN_COLUMN
+from mhaprof.store.reading import CHUNK, Reader
 
 if TYPE_CHECKING:
     import pandas as pd

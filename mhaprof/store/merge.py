@@ -9,12 +9,9 @@ from pathlib import Path
 
 from mhaprof.errors import NotComparable, UsageError
 from mhaprof.records import Environment
-from mhaprof.store.database import Entry, Store
+from mhaprof.store.database import Key, Store
 from mhaprof.store.environments import require_same
 from mhaprof.store.reading import Reader
-
-BATCH = 1000
-"""Results stored in one transaction."""
 
 SHOWN_CONFLICTS = 5
 
@@ -54,19 +51,12 @@ def merge(paths: Sequence[Path], out: Path, *, allow_env_mismatch: Collection[st
         if outdated:
             store.plan([])
         for path in sources:
-            batch: list[Entry] = []
             with Reader(path, every_plan=True) as reader:
                 _copy_frame(reader, store, keep=not outdated or path != sources[0])
-                for entry in reader.entries():
-                    if winners[entry.identity, entry.round] != path:
-                        known += 1
-                        continue
-                    batch.append(entry)
-                    added += 1
-                    if len(batch) == BATCH:
-                        store.commit(batch)
-                        batch.clear()
-            store.commit(batch)
+                won = {key for key, winner in winners.items() if winner == path}
+                copied = store.copy(reader, won)
+                added += copied
+                known += reader.count() - copied
     return Merged(added=added, known=known, plans=len(plans))
 
 
@@ -99,24 +89,23 @@ def _check_environments(paths: Sequence[Path], allowed: Collection[str]) -> None
         seen += found
 
 
-def _winners(paths: Sequence[Path]) -> dict[tuple[str, int], Path]:
+def _winners(paths: Sequence[Path]) -> dict[Key, Path]:
     """Return which file's result to keep for each point and round.
 
     The first measured one, else the first one.  Raises NotComparable when two are
     measured and differ.
     """
-    winners: dict[tuple[str, int], tuple[Path, bool, int]] = {}
-    conflicts: list[str] = []
+    winners: dict[Key, tuple[Path, bool, int]] = {}
+    twice: dict[tuple[Path, Path], list[Key]] = {}
     for path in paths:
-        for key, name, measured, content in _contents(path):
-            if key not in winners:
-                winners[key] = (path, measured, content)
-                continue
-            other, other_measured, other_content = winners[key]
-            if measured and not other_measured:
-                winners[key] = (path, measured, content)
-            elif measured and content != other_content:
-                conflicts.append(f"{name} ({key[0]}, round {key[1]}) in {other} and {path}")
+        with Reader(path) as reader:
+            for key, measured, mark in reader.outcomes():
+                other, other_measured, other_mark = winners.setdefault(key, (path, measured, mark))
+                if measured and not other_measured:
+                    winners[key] = (path, measured, mark)
+                elif measured and mark != other_mark:
+                    twice.setdefault((other, path), []).append(key)
+    conflicts = [each for files, keys in twice.items() for each in _different(files, keys)]
     if conflicts:
         shown = "; ".join(conflicts[:SHOWN_CONFLICTS])
         more = len(conflicts) - SHOWN_CONFLICTS
@@ -124,15 +113,14 @@ def _winners(paths: Sequence[Path]) -> dict[tuple[str, int], Path]:
             f"{len(conflicts)} points were measured twice with different results, nothing was "
             f"merged: {shown}{f'; and {more} more' if more > 0 else ''}"
         )
-    return {key: path for key, (path, _, _) in winners.items()}
+    return {key: path for key, (path, *_) in winners.items()}
 
 
-def _contents(path: Path) -> Iterator[tuple[tuple[str, int], str, bool, int]]:
-    """Yield key, name, whether it was measured, and a digest of what was found."""
-    with Reader(path) as reader:
-        for identity, number, text in reader.texts():
-            document = json.loads(text)
-            outcome = document["outcome"]
-            digest = hash(json.dumps(outcome, sort_keys=True))
-            name = str(document["point"]["name"])
-            yield (identity, number), name, outcome["status"] == "ok", digest
+def _different(files: tuple[Path, Path], keys: Sequence[Key]) -> Iterator[str]:
+    """Yield the points and rounds of which two files hold different outcomes."""
+    with Reader(files[0]) as one, Reader(files[1]) as other:
+        for key in keys:
+            first, second = json.loads(one.text(key)), json.loads(other.text(key))
+            if first["outcome"] != second["outcome"]:
+                name = second["point"]["name"]
+                yield f"{name} ({key[0]}, round {key[1]}) in {files[0]} and {files[1]}"

@@ -5,10 +5,12 @@ Reads while a sweep writes; each call sees what was committed when it began.
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from math import isfinite, isinf
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -16,21 +18,22 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from mhaprof.errors import UsageError
-from mhaprof.records import Environment, Result
+from mhaprof.records import Environment, Failed, Measured, Point, Record, Result, Skipped
 from mhaprof.store.columns import from_sql, kind_of
 from mhaprof.store.connection import connect_to_read, worded
-from mhaprof.store.database import KEY_COLUMNS, Entry, PlannedRow, quoted
+from mhaprof.store.database import KEY_COLUMNS, PLAN_COLUMN, Key, PlannedRow, quoted
 
 CHUNK = 5000
 """Rows fetched at once: bounds memory, costs nothing in time."""
 
-PLAN_COLUMN = "plan"
-"""Says of each row, where those of earlier plans are read too, which plan it is of."""
-
 _LAST = "coalesce(planned, 1) > 0"
-_ORDER = (
-    "LEFT JOIN points ON points.identity = {table}.identity "
-    "WHERE {which} ORDER BY planned = 0, ordinal, {table}.identity, round"
+_ORDERED = (
+    # The places are sorted and not the rows: those are wide.
+    "WITH places AS MATERIALIZED (SELECT {table}.rowid AS place FROM {table} "
+    "LEFT JOIN points ON points.identity = {table}.identity WHERE {which} "
+    "ORDER BY planned = 0, ordinal, {table}.identity, round LIMIT ? OFFSET ?) "
+    "SELECT {columns} FROM places CROSS JOIN {table} ON {table}.rowid = place "
+    "LEFT JOIN points ON points.identity = {table}.identity"
 )
 
 
@@ -62,9 +65,13 @@ class Reader:
         self._every_plan = every_plan
         self._connection = connect_to_read(path)
 
-    def _joined(self, table: str) -> str:
-        """Return the rest of a query of rows: which ones, in the order of the plan."""
-        return _ORDER.format(table=table, which="1" if self._every_plan else _LAST)
+    def _ordered(
+        self, table: str, columns: str, *, limit: int = -1, skip: int = 0
+    ) -> Iterator[tuple[Any, ...]]:
+        """Yield columns of the rows that are read, in the order of the plan."""
+        which = "1" if self._every_plan else _LAST
+        query = _ORDERED.format(table=table, which=which, columns=columns)
+        return self._select(query, [limit, skip])
 
     def __enter__(self) -> Reader:
         return self
@@ -129,8 +136,8 @@ class Reader:
 
     def stored(self) -> list[Stored]:
         """Return what became of every point and round that has a result."""
-        query = "SELECT results.identity, round, role, status, reason, outcome FROM results "
-        return [Stored(*found) for found in self._select(query + self._joined("results"))]
+        columns = "results.identity, round, role, status, reason, outcome"
+        return [Stored(*found) for found in self._ordered("results", columns)]
 
     def missing(self) -> list[PlannedRow]:
         """Return the planned points that lack the result of a round, in order.
@@ -169,27 +176,35 @@ class Reader:
             "name": "coalesce(points.name, rows.name)",
         }
         selected = "".join(", " + (special.get(name) or f"rows.{quoted(name)}") for name in columns)
-        order = self._joined("rows")
-        query = f"SELECT rows.identity, rows.round{selected} FROM rows {order} LIMIT ? OFFSET ?"
-        self._check_numbers(columns)
-        return self._select(query, [limit, skip])
+        found = self._ordered("rows", "rows.identity, round" + selected, limit=limit, skip=skip)
+        return self._numeric(("identity", "round", *columns), found)
 
-    def _check_numbers(self, columns: Sequence[str]) -> None:
-        """Raise UsageError for text where a number belongs: SQLite stores either."""
-        numeric = [name for name in columns if kind_of(name) in ("INTEGER", "REAL", "BOOLEAN")]
-        if not numeric:
-            return
-        wrong = ", ".join(
-            f"max(typeof({quoted(name)}) IN ('text', 'blob')), max(abs({quoted(name)}) > 1.8e308)"
-            for name in numeric
-        )
-        found = next(self._select(f"SELECT {wrong} FROM rows"))
-        for place, name in enumerate(numeric):
-            if any(found[2 * place : 2 * place + 2]):
-                raise UsageError(
-                    f"{self.path}: the column {name} holds what is no number; "
-                    "restore a copy or give another file"
-                )
+    def _numeric(
+        self, columns: Sequence[str], found: Iterable[tuple[Any, ...]]
+    ) -> Iterator[tuple[Any, ...]]:
+        """Pass tuples on; raises UsageError for text where a number belongs, and infinity."""
+        numeric = [
+            place
+            for place, name in enumerate(columns)
+            if kind_of(name) in ("INTEGER", "REAL", "BOOLEAN")
+        ]
+        known: dict[tuple[type, ...], list[int]] = {}
+        for values in found:
+            kinds = tuple(map(type, values))
+            if kinds not in known:
+                self._refuse(columns, [place for place in numeric if kinds[place] in (str, bytes)])
+                known[kinds] = [place for place, kind in enumerate(kinds) if kind is float]
+            floats = known[kinds]
+            if not isfinite(sum([values[place] for place in floats])):
+                self._refuse(columns, [place for place in floats if isinf(values[place])])
+            yield values
+
+    def _refuse(self, columns: Sequence[str], places: Sequence[int]) -> None:
+        if places:
+            raise UsageError(
+                f"{self.path}: the column {columns[places[0]]} holds what is no number; "
+                "restore a copy or give another file"
+            )
 
     @contextmanager
     def _sound(self) -> Iterator[None]:
@@ -209,20 +224,18 @@ class Reader:
         self, columns: Sequence[str], *, limit: int = -1, skip: int = 0
     ) -> Iterator[tuple[Any, ...]]:
         """Yield rows as tuples in the order of the plan; ``limit`` < 0 yields all."""
-        convert = [
-            (place, name)
-            for place, name in enumerate(columns)
-            if kind_of(name) in ("BOOLEAN", "JSON")
-        ]
+        kinds = [(place, kind_of(name), name) for place, name in enumerate(columns)]
+        booleans = [place for place, kind, _ in kinds if kind == "BOOLEAN"]
+        documents = [(place, name) for place, kind, name in kinds if kind == "JSON"]
         places = {name: place for place, name in enumerate(columns)}
         exact = self.big_integers()
         for identity, number, *values in self.raw_tuples(columns, limit=limit, skip=skip):
-            try:
-                for place, name in convert:
-                    values[place] = from_sql(name, values[place])
-            except (ValueError, RecursionError) as error:
-                raise self._damaged() from error
-            for name, value in exact.get((identity, number), {}).items():
+            for place in booleans:
+                if values[place] is not None:
+                    values[place] = values[place] != 0
+            for place, name in documents:
+                values[place] = self._document(name, values[place])
+            for name, value in exact.get((identity, number), {}).items() if exact else ():
                 if name in places:
                     values[places[name]] = value
             yield tuple(values)
@@ -246,8 +259,7 @@ class Reader:
 
     def results(self) -> Iterator[Result]:
         """Yield the full records, raw samples included, in the order of the plan."""
-        rest = self._joined("results")
-        for (text,) in self._select(f"SELECT results.result FROM results {rest}"):
+        for (text,) in self._ordered("results", "result"):
             yield self._record(text)
 
     def _record(self, text: str) -> Result:
@@ -258,29 +270,69 @@ class Reader:
                 f"{self.path} holds records of another version of mhaprof: update mhaprof"
             ) from error
 
-    def texts(self) -> Iterator[tuple[str, int, str]]:
-        """Yield (identity, round, record as JSON) of every plan, in no particular order."""
-        yield from self._select("SELECT identity, round, result FROM results")
+    def outcomes(self) -> Iterator[tuple[Key, bool, int]]:
+        """Yield the key of every plan's results, whether it was measured, the record's hash."""
+        found = self._select("SELECT identity, round, outcome, result FROM results")
+        for identity, number, outcome, text in found:
+            yield (identity, number), outcome == "ok", hash(text)
 
-    def entries(self) -> Iterator[Entry]:
-        """Yield everything that is stored about each result, to store it elsewhere."""
-        columns = [name for name in self.columns() if name != PLAN_COLUMN]
-        rest = {
-            (identity, number): rest
-            for identity, number, *rest in self._select(
-                "SELECT identity, round, environment, lane, finished, result FROM results"
-            )
-        }
-        places = [columns.index(name) for name in ("identity", "round")]
-        for values in self.tuples(columns):
-            identity, number = (values[place] for place in places)
-            environment, lane, finished, text = rest[identity, number]
-            yield Entry(
-                identity=identity,
-                round=number,
-                result=self._record(text),
-                row=dict(zip(columns, values, strict=True)),
-                environment=environment,
-                lane=lane,
-                finished=finished,
-            )
+    def text(self, key: Key) -> str:
+        """Return the record of a point and round as JSON."""
+        query = "SELECT result FROM results WHERE identity = ? AND round = ?"
+        return str(next(self._select(query, key))[0])
+
+    def table(self, table: str, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+        """Yield columns of ``results``, ``rows`` or ``big_integers`` as they are, once checked.
+
+        Each begins with identity and round.
+        """
+        found = self._select(f"SELECT {', '.join(map(quoted, columns))} FROM {table}")
+        if table == "results":
+            return self._recorded(columns, found)
+        return self._flat(columns, found) if table == "rows" else found
+
+    def _flat(
+        self, columns: Sequence[str], found: Iterable[tuple[Any, ...]]
+    ) -> Iterator[tuple[Any, ...]]:
+        """Pass flat rows on; raises UsageError for what is no number, or no JSON."""
+        documents = [(i, name) for i, name in enumerate(columns) if kind_of(name) == "JSON"]
+        for values in self._numeric(columns, found):
+            for place, name in documents:
+                self._document(name, values[place])
+            yield values
+
+    def _document(self, name: str, value: Any) -> Any:
+        try:
+            return from_sql(name, value)
+        except (ValueError, RecursionError) as error:
+            raise self._damaged() from error
+
+    def _recorded(
+        self, columns: Sequence[str], found: Iterable[tuple[Any, ...]]
+    ) -> Iterator[tuple[Any, ...]]:
+        """Pass results on; raises UsageError for a record that is none, or says otherwise."""
+        record, outcome = columns.index("result"), columns.index("outcome")
+        for values in found:
+            text, status = values[record], values[outcome]
+            # Whoever reads a record validates it, which takes several times as long.
+            if not _is_record(text, status) and self._record(text).outcome.status != status:
+                raise self._damaged()
+            yield values
+
+
+_OUTCOMES: Mapping[str, type[Record]] = {"ok": Measured, "skipped": Skipped, "failed": Failed}
+
+
+def _is_record(text: str, status: str) -> bool:
+    """Say whether JSON has the fields of a record that ended so, and no others."""
+    try:
+        document = json.loads(text)
+        outcome = document["outcome"]
+        return bool(
+            document.keys() == Result.model_fields.keys()
+            and document["point"].keys() == Point.model_fields.keys()
+            and outcome["status"] == status
+            and outcome.keys() == _OUTCOMES[status].model_fields.keys()
+        )
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return False

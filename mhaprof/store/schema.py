@@ -110,7 +110,7 @@ def _refuse_strange(
         computes = kind == "table" and (
             str(sql).upper().startswith("CREATE VIRTUAL")
             or any(
-                column[6]
+                column[6] or column[1].lower() == "rowid"
                 for column in connection.execute("SELECT * FROM pragma_table_xinfo(?)", [made])
             )
         )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -11,7 +9,7 @@ from mhaprof.config.planned import NOTHING, PlannedPoint
 from mhaprof.module_source import module_point
 from mhaprof.point import MeasureOptions
 from mhaprof.point.measuring import Metric
-from mhaprof.records import ImpossiblePoint, ModulePoint, Point, Settings, Skipped
+from mhaprof.records import ImpossiblePoint, ModulePoint, Point, Settings, Skipped, digest
 from mhaprof.runners.base import Task
 
 
@@ -61,8 +59,7 @@ def identity_of(
     content: dict[str, object] = {"point": point.identity(), "measure": sorted(what)}
     if "flops" in what:
         content |= options.model_dump(include={"counters", "backward", "cache_dtype"})
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return digest(content)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +139,9 @@ def _point(
     planned: PlannedPoint, name: str, version: int, settings: Settings, code: str | None
 ) -> Point:
     assert planned.spec is not None
-    return Point(
+    return Point.trusted(
         name=planned.name,
+        role="point",
         spec=planned.spec,
         implementation=name,
         implementation_version=version,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -12,11 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from mhaprof.point import count_point
-from mhaprof.records import Point, Result, Skipped
+from mhaprof.config import load_config
+from mhaprof.point import MeasureOptions, count_point
+from mhaprof.records import Environment, Latency, Memory, Point, Result, Settings, Skipped
 from mhaprof.report.tabular import row_of
 from mhaprof.spec import AttentionSpec
 from mhaprof.store import Entry, PlannedRow, Store
+from mhaprof.sweep.plan import PlanEntry, expand
 
 pytestmark = pytest.mark.benchmark
 
@@ -152,6 +155,157 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
             values = ", ".join(chosen.get(name, f'"{name}"') for name in columns)
             plain.execute(f"INSERT INTO {table} {numbers} SELECT {values} FROM {table}, n")
     return path
+
+
+GRID = """
+version: 1
+defaults: {dim: 512}
+sweep: {heads: [1, 2, 4, 8, 16], batch: {range: [1, 20]}, tokens: {range: [8, 8000, 8]}}
+reference: false
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a folder with a grid, its 100000 counts, and times of all its points, twice."""
+    path = tmp_path_factory.mktemp("stored")
+    (path / "grid.yaml").write_text(GRID)
+    planned = load_config(path / "grid.yaml").entries
+    software = {"mhaprof": "0.1.0", "torch": "2.13.0", "fvcore": "0.1.5"}
+    environment = Environment(software=software, hardware={"cpu_model": "fake"}, state={})
+    for name, device in (("counts", None), ("times", "cpu")):
+        settings = Settings(device=device, dtype=device and "float32")
+        what = frozenset({"flops", "latency"} if device else {"flops"})
+        entries = expand(
+            planned,
+            implementations=("eager",),
+            versions={"eager": 1},
+            settings=[settings],
+            what=what,  # type: ignore[arg-type]
+            options=MeasureOptions(),
+        )
+        assert len(entries) == POINTS
+        with Store(path / f"{name}.sqlite") as store:
+            store.plan(
+                [
+                    PlannedRow(
+                        identity=entry.identity,
+                        ordinal=entry.ordinal,
+                        name=entry.point.name,
+                        role=entry.point.role,
+                        implementation="eager",
+                    )
+                    for entry in entries
+                ]
+            )
+            store.add_environment("here", device or "none", environment)
+            for start in range(0, POINTS, 10_000):
+                store.commit([_stored(entry) for entry in entries[start : start + 10_000]])
+        shutil.copy(path / f"{name}.sqlite", path / f"{name}-again.sqlite")
+    return path
+
+
+def _stored(entry: PlanEntry) -> Entry:
+    """Count a point; its times, where it has a device, are made up."""
+    assert isinstance(entry.point, Point)
+    result = count_point(entry.point, counters=("closed-form",))
+    timed = entry.point.settings.device is not None
+    if timed:
+        latency = Latency(
+            device="cpu",
+            device_name="fake",
+            dtype="float32",
+            threads=1,
+            timer="wall",
+            cache="hot",
+            mode="forward",
+            compiled=False,
+            tf32=None,
+            resolved_backend="math",
+            samples_s=[0.001 + entry.ordinal * 1e-8 + number * 1e-7 for number in range(20)],
+            first_call_s=0.1,
+            warmup_calls=3,
+            converged=True,
+            max_error=0.0,
+            tolerance=1.0,
+        )
+        peak = 2**20 + entry.ordinal
+        memory = Memory(predicted_peak_bytes=peak, peak_bytes=peak, available_bytes=2**40)
+        outcome = result.outcome.model_copy(update={"latency": latency, "memory": memory})
+        result = result.model_copy(update={"outcome": outcome})
+    row = row_of(result, latency=timed)
+    return Entry(identity=entry.identity, round=0, result=result, row=row, environment="here")
+
+
+SECONDS, GIGABYTES = 8.0, 0.8
+"""What one command on 100000 stored points may take, of a processor and of memory."""
+
+HEAD_ROOM = {"counts": 1.5, "times": 2.25}
+"""A busy machine's processor is slower; to judge times still takes longer than is asked."""
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["compare", "counts", "counts-again"], "100000 compared"),
+        (["compare", "times", "times-again"], "100000 compared"),
+        (["gate", "counts", "counts-again"], "100000 compared, 0 skipped"),
+        (["gate", "times", "times-again"], "100000 compared, 0 skipped"),
+        (["baseline", "update", "counts", "--directory", "baselines"], "new"),
+        (["baseline", "update", "times", "--directory", "baselines"], "new"),
+        (["gate", "baselines/counts/counts.json", "counts"], "100000 compared, 0 skipped"),
+        (["gate", "baselines/fake/times.json", "times"], "100000 compared, 0 skipped"),
+        (["merge", "counts", "--out", "new"], "100000 results added"),
+        (["merge", "times", "times-again", "--out", "new-times"], "100000 results added"),
+        (
+            ["sweep", "grid.yaml", "--allow-env-mismatch", "all", "--out", "counts"],
+            "100000 ok, 0 skipped, 0 failed",
+        ),
+    ],
+    ids=lambda each: "-".join(each[:2]) if isinstance(each, list) else None,
+)
+def test_commands_on_100000_stored_points_stay_within_their_time_and_memory(
+    arguments: list[str], said: str, folder: Path
+) -> None:
+    """The least of some runs, of the time of the processor: others work on the machine too."""
+    stores = {"counts", "counts-again", "times", "times-again", "new", "new-times"}
+    command = [
+        str(folder / (f"{word}.sqlite" if word in stores else word))
+        if word in stores or word.startswith(("grid", "baselines"))
+        else word
+        for word in arguments
+    ]
+    code = (
+        "import gc, os; gc.set_threshold(50_000)\nfrom mhaprof.cli.app import run\n"
+        f"code = run({command!r}); assert code == 0\n"
+        "used = sum(os.times()[:4])"
+    )
+    most_s = SECONDS * HEAD_ROOM["times" if "times" in " ".join(arguments) else "counts"]
+    taken = []
+    for _ in range(ATTEMPTS):
+        for left in folder.glob("new*"):
+            left.unlink()
+        done = subprocess.run(
+            [sys.executable, "-c", f"{code}\n{USED}"], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert said in done.stdout + done.stderr
+        cpu_s, gb = map(float, done.stderr.split()[-2:])
+        taken.append(cpu_s)
+        assert gb <= GIGABYTES
+        if cpu_s <= most_s:
+            break
+    print(f"\n{' '.join(arguments)}: {min(taken):.1f} s of processor time, {gb:.2f} GB")
+    assert min(taken) <= most_s
+
+
+USED = """
+import re, sys
+status = open("/proc/self/status").read()
+peak = int(re.search(r"VmHWM:\\s+(\\d+) kB", status)[1]) * 1024 / 1e9
+print(used, peak, file=sys.stderr)
+"""
 
 
 def measured_process(code: str, path: Path) -> tuple[float, float]:

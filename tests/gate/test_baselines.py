@@ -197,3 +197,18 @@ def test_only_times_are_rounded(
     run = write_run("run.json", make_rows(seed=1, softcap=12.3456789))
     ran = update(mhaprof, run, tmp_path, "--name", "n")
     assert mhaprof("gate", ran.rows[0]["baseline"], run, "--strict").code == 0
+
+
+def test_a_baseline_is_laid_out_as_json_with_an_indent_whatever_is_in_it(
+    mhaprof: Any, write_run: Any, tmp_path: Path
+) -> None:
+    module = {"kwargs": {"a": [1, {"b": "x\ny"}], "c": {}}, "inputs": ["2x3"], "macs": 7}
+    rows = [
+        {"name": name, "implementation": "own", "status": "ok", **(module if nested else {})}
+        for name, nested in (("a", True), ("b\u00e9\n", False), ("c", True))
+    ]
+    ran = mhaprof("baseline", "update", write_run("r.json", rows), "--directory", tmp_path)
+    assert ran.code == 0, ran.err
+    text = (tmp_path / "counts" / "r.json").read_text()
+    assert text == json.dumps(json.loads(text), indent=1) + "\n"
+    assert [row["name"] for row in json.loads(text)["rows"]] == ["a", "b\u00e9\n", "c"]

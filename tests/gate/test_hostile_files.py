@@ -12,6 +12,7 @@ import resource
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from mhaprof.report import markdown
 from mhaprof.report.runfile import load_run
 from mhaprof.report.tabular import to_csv
 from mhaprof.report.view import View, text
-from mhaprof.store import Store
+from mhaprof.store import Store, connection
 from mhaprof.store.reading import Reader
 
 LONG = int(os.environ.get("MHAPROF_FUZZ", "0"))
@@ -337,3 +338,42 @@ def test_a_damaged_result_file_is_read_or_refused(store: Path, seed: int) -> Non
     store.write_bytes(content[: chance.choice([len(content), chance.randrange(len(content))])])
     with contextlib.suppress(UsageError):
         assert isinstance(load_run(store).rows, list)
+
+
+def test_a_result_file_that_takes_for_ever_to_check_is_refused(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with sqlite3.connect(store) as db:
+        db.execute(
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i+1 FROM n WHERE i<3000) "
+            "INSERT INTO points (identity, ordinal, name, role, implementation) "
+            "SELECT i, i, i, 'point', 'eager' FROM n"
+        )
+    db.close()
+    monkeypatch.setattr(connection, "CHECK_MOST_S", -1.0)
+    monkeypatch.setattr(connection, "CHECK_STEPS", 100)
+    with pytest.raises(UsageError, match="could not be seen in"):
+        load_run(store)
+    monkeypatch.undo()
+    assert len(load_run(store).rows) > 0
+
+
+@pytest.mark.parametrize("content", [b'[{"name": "', b"name,implementation,status\n"])
+@pytest.mark.parametrize("command", ["compare", "gate", "baseline"])
+def test_text_beyond_what_is_read_is_refused_before_it_is_read(
+    content: bytes, command: str, tmp_path: Path, mhaprof: Callable[..., Any]
+) -> None:
+    """The file is sparse: 1 TiB that nobody can read."""
+    path = tmp_path / "large"
+    path.write_bytes(content)
+    os.truncate(path, 2**40)
+    arguments = ["update", path] if command == "baseline" else [path, path]
+    ran = mhaprof(command, *arguments)
+    assert ran.code == 2
+    assert f"{path} holds more than 256 MiB of text" in ran.err
+
+
+def test_a_column_that_hides_the_places_of_rows_is_refused(store: Path) -> None:
+    changed(store, "ALTER TABLE rows ADD COLUMN rowid INTEGER")
+    with pytest.raises(UsageError, match="the table 'rows' that mhaprof did not make"):
+        load_run(store)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -166,3 +167,24 @@ def test_a_missing_part_is_refused_before_anything_is_written(
     with pytest.raises(UsageError, match="there is no such result file"):
         merge([part, tmp_path / "2.sqlite"], tmp_path / "all.sqlite")
     assert not (tmp_path / "all.sqlite").exists()
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        ("DELETE FROM rows WHERE rowid = 1", "its results and rows are not the same"),
+        ("UPDATE results SET outcome = 'failed' WHERE rowid = 1", "not of its column's kind"),
+        ("UPDATE results SET result = '{}' WHERE rowid = 1", "records of another version"),
+        ("UPDATE rows SET tokens = 'many' WHERE rowid = 1", "tokens holds what is no number"),
+    ],
+)
+def test_of_a_damaged_file_nothing_is_merged(
+    damage: str, said: str, tmp_path: Path, planned: Planner
+) -> None:
+    source = write(tmp_path / "1.sqlite", [(entry, OK) for entry in planned(3)])
+    with sqlite3.connect(source) as plain:
+        plain.execute(damage)
+    plain.close()
+    with pytest.raises(UsageError, match=said):
+        merge([source], tmp_path / "all.sqlite")
+    assert statuses(tmp_path / "all.sqlite") == []

@@ -286,6 +286,7 @@ def test_a_device_that_is_not_there_is_a_row_and_exit_4(mhaprof: Any) -> None:
     ("arguments", "said"),
     [
         (["nowhere.yaml"], "nowhere.yaml"),
+        (["counts.yaml", "--timeout", "inf"], "--timeout inf is no number of seconds; 0 means"),
         (["counts.yaml", "--shard", "3/2"], "--shard '3/2' is not of the form I/N"),
         (["counts.yaml", "--devices", "cpu"], "--devices 'cpu' is not all"),
         (["counts.yaml", "--inline", "--ray", "local"], "exclude each other"),

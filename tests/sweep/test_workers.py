@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from mhaprof.errors import Unavailable
@@ -278,3 +279,35 @@ def test_a_kill_by_the_kernel_for_want_of_memory_has_its_own_code(
         assert codes(done) == {1: "ok", 2: "ok", 3: "out_of_memory_killed", 4: "ok"}
     finally:
         group.rmdir()
+
+
+RESTARTS = int(os.environ.get("MHAPROF_RESTARTS", "25"))
+"""Workers to lose; a release tries 1000, which takes some ten minutes."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_restarts_of_workers_leave_no_process_descriptor_or_memory(
+    planned: Planner, workers: Workers
+) -> None:
+    me = psutil.Process()
+
+    def held() -> tuple[int, int]:
+        return me.num_fds(), len(me.children(recursive=True))
+
+    run(workers("dies"), planned(3))
+    before, before_bytes = held(), me.memory_info().rss
+    most = [0, 0]
+    runner = workers("dies")
+    entries = planned(RESTARTS)
+    lost = 0
+    for landed in runner.run([entry.task(0) for entry in entries], admit_all):
+        lost += sum(isinstance(done.result.outcome, Failed) for done in landed)
+        most = [max(pair) for pair in zip(most, held(), strict=True)]
+    grown = me.memory_info().rss - before_bytes
+    print(f"\n{lost} workers lost: at most {most}, grown by {grown / 2**20:.1f} MiB")
+    assert lost == RESTARTS
+    assert held() == before
+    assert most[0] <= before[0] + 6
+    assert most[1] <= before[1] + 1
+    assert grown < 4 * 2**20 + 4000 * RESTARTS
