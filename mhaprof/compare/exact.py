@@ -125,7 +125,7 @@ def _is_count(value: Any) -> TypeGuard[int]:
 def _grown(columns: Sequence[str], base: Row, new: Row) -> bool:
     """Say whether a part became larger, or is no number that could become smaller."""
     pairs = [(base.get(name) or 0, new.get(name) or 0) for name in columns]
-    return any(not _is_count(before) or after > before for before, after in pairs)
+    return any(not (_is_count(a) and _is_count(b)) or b > a for a, b in pairs)
 
 
 def _change(before: Any, after: Any) -> str:

@@ -13,7 +13,7 @@ def render(view: View) -> str:
     lines = [f"### {_escape(view.title)}", "", _line(header), _line(rule)]
     lines += [_line([_escape(cell) for cell in cells]) for cells in view.cells()]
     for note in view.notes:
-        lines += ["", _inert(printable(note))]
+        lines += ["", _inert(note)]
     return "\n".join(lines) + "\n"
 
 

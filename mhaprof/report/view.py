@@ -32,6 +32,10 @@ class View:
     rows: Sequence[Row]
     notes: Sequence[str] = field(default_factory=tuple)
 
+    def __post_init__(self) -> None:  # names come from strangers
+        object.__setattr__(self, "title", printable(self.title))
+        object.__setattr__(self, "notes", [printable(note) for note in self.notes])
+
     def shortened(self, limit: int) -> View:
         """Return the first and the last rows, ``limit`` in all, and a note of what is left out."""
         left_out = len(self.rows) - limit
@@ -47,7 +51,7 @@ class View:
 
     def cells(self) -> list[list[str]]:
         """Return the worded cells, row by row."""
-        return [[column.cell(row) for column in self.columns] for row in self.rows]
+        return [[printable(column.cell(row)) for column in self.columns] for row in self.rows]
 
 
 def text(title: str, key: str) -> Column:

@@ -71,7 +71,7 @@ class Reader:
         """Yield columns of the rows that are read, in the order of the plan."""
         which = "1" if self._every_plan else _LAST
         query = _ORDERED.format(table=table, which=which, columns=columns)
-        return self._select(query, [limit, skip])
+        return self._select(query, [limit, skip], wide=table == "rows")
 
     def __enter__(self) -> Reader:
         return self
@@ -84,11 +84,16 @@ class Reader:
     ) -> None:
         self._connection.close()
 
-    def _select(self, query: str, parameters: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
+    def _select(
+        self, query: str, parameters: Sequence[Any] = (), *, wide: bool = False
+    ) -> Iterator[tuple[Any, ...]]:
+        """Yield tuples without bytes, which no store of ours has; ``wide`` ones unchecked."""
         with worded(self.path):
             cursor = self._connection.execute(query, parameters)
             cursor.arraysize = CHUNK
             while chunk := cursor.fetchmany():
+                if not wide and any(bytes in map(type, values) for values in chunk):
+                    raise self._damaged()
                 yield from chunk
 
     def meta(self) -> dict[str, str]:
@@ -192,7 +197,9 @@ class Reader:
         for values in found:
             kinds = tuple(map(type, values))
             if kinds not in known:
-                self._refuse(columns, [place for place in numeric if kinds[place] in (str, bytes)])
+                if bytes in kinds:
+                    raise self._damaged()
+                self._refuse(columns, [place for place in numeric if kinds[place] is str])
                 known[kinds] = [place for place, kind in enumerate(kinds) if kind is float]
             floats = known[kinds]
             if not isfinite(sum([values[place] for place in floats])):
@@ -286,7 +293,8 @@ class Reader:
 
         Each begins with identity and round.
         """
-        found = self._select(f"SELECT {', '.join(map(quoted, columns))} FROM {table}")
+        query = f"SELECT {', '.join(map(quoted, columns))} FROM {table}"
+        found = self._select(query, wide=table == "rows")
         if table == "results":
             return self._recorded(columns, found)
         return self._flat(columns, found) if table == "rows" else found

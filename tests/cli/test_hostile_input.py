@@ -14,6 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -347,6 +348,44 @@ def test_hostile_input_costs_one_clear_line(
     print(f"{kind.__name__}: {INPUTS} inputs, {longest_s:.2f} s, +{grown >> 20} MiB, {dict(codes)}")
     assert not wrong, "\n".join([f"{len(wrong)} of {INPUTS}", *wrong[:40]])
     assert grown < MOST_GROWTH_BYTES
+
+
+ODD_VALUES = [b"\xff\x00", "", None, -5, 2.5, float("inf"), '["x"]', '{"a": Infinity}', "t\x1b[31m"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("value", ODD_VALUES, ids=repr)
+def test_a_column_of_a_store_with_what_does_not_belong_there_costs_one_line(
+    mhaprof: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: object
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("c.yaml").write_text("version: 1\npoints: [{name: a, dim: 64, heads: 4}]\n")
+    assert mhaprof("sweep", "c.yaml", "--inline", "--out", "c.sqlite").code == 0
+    wrong = []
+    for table, column in columns_of("c.sqlite"):
+        Path("x.sqlite").write_bytes(Path("c.sqlite").read_bytes())
+        try:
+            with closing(sqlite3.connect("x.sqlite")) as plain, plain:
+                plain.execute(f'UPDATE "{table}" SET "{column}" = ?', [value])
+        except sqlite3.IntegrityError:
+            continue
+        for argv in (["results", "x.sqlite", "--format", "json"], ["gate", "x.sqlite", "c.sqlite"]):
+            ran = mhaprof(*argv)
+            if found := faults(ran, tmp_path / "none", 0):
+                wrong.append(f"{table}.{column}: {argv}: {', '.join(found)}: {ran.err[-300:]!r}")
+            elif "json" in argv:
+                json.loads(ran.out, parse_constant=pytest.fail)
+    assert wrong == []
+
+
+def columns_of(path: str) -> list[tuple[str, str]]:
+    with closing(sqlite3.connect(path)) as plain:
+        tables = [row[0] for row in plain.execute("SELECT name FROM sqlite_master WHERE sql > ''")]
+        return [
+            (table, row[1])
+            for table in tables
+            for row in plain.execute(f"PRAGMA table_info({table})")
+        ]
 
 
 def peak_bytes() -> int:

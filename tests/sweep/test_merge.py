@@ -176,6 +176,7 @@ def test_a_missing_part_is_refused_before_anything_is_written(
         ("UPDATE results SET outcome = 'failed' WHERE rowid = 1", "not of its column's kind"),
         ("UPDATE results SET result = '{}' WHERE rowid = 1", "records of another version"),
         ("UPDATE rows SET tokens = 'many' WHERE rowid = 1", "tokens holds what is no number"),
+        ("UPDATE rows SET name = X'FF00' WHERE rowid = 1", "not of its column's kind"),
     ],
 )
 def test_of_a_damaged_file_nothing_is_merged(
