@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from mhaprof.measure.meta_proxy import broadcast, like_proxy, meta_tensor
+from mhaprof.measure.meta_proxy import broadcast, like_proxy, meta_tensor, pointwise
 
 Rule = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -160,5 +160,6 @@ ANSWERS: dict[Any, Rule] = {
     **({_aten._grouped_mm.default: _grouped_mm} if hasattr(_aten, "_grouped_mm") else {}),
     _aten.native_layer_norm.default: _layer_norm,
     _aten.index.Tensor: _index,
+    _aten.masked_fill.Tensor: pointwise,
 }
 """Operator -> rule, beside the elementwise operators, which torch tags."""

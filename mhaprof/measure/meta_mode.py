@@ -204,8 +204,9 @@ def _factory(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if (device is not None and torch.device(device).type == "meta") or draws(func):
         return planned
     limit = REAL_CONSTANT_LIMIT
-    if planned.dtype.is_floating_point:  # a fill has no values worth reading, a range may
-        limit = 1 if "size" in _arguments(func) else KEPT_VALUES
+    if planned.dtype.is_floating_point:  # a fill is a mask if it is flat, a range may be read
+        flat = planned.dim() <= 2
+        limit = (limit if flat else 1) if "size" in _arguments(func) else KEPT_VALUES
     return func(*args, **kwargs) if planned.numel() <= limit else planned
 
 
