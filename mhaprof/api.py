@@ -37,6 +37,7 @@ def count_flops(
     counters: Collection[str] = ...,
     backward: bool = ...,
     cache_dtype: str = ...,
+    allow_uncounted: Collection[str] = ...,
 ) -> Counts: ...
 
 
@@ -48,6 +49,7 @@ def count_flops(
     kwargs: Mapping[str, Any] | None = ...,
     counters: Collection[str] = ...,
     backward: bool = ...,
+    allow_uncounted: Collection[str] = ...,
 ) -> ModuleFlops: ...
 
 
@@ -60,6 +62,7 @@ def count_flops(
     counters: Collection[str] = COUNTERS,
     backward: bool = False,
     cache_dtype: str = DEFAULT_CACHE_DTYPE,
+    allow_uncounted: Collection[str] = (),
 ) -> Counts | ModuleFlops:
     """Count the operations of an attention spec, or of any module on given inputs.
 
@@ -68,7 +71,8 @@ def count_flops(
     real or meta tensors (returns ``measure.flops.ModuleFlops``; a single tensor may be
     given bare).  Both have ``macs`` (1 per multiply-add, as fvcore counts), ``flops``
     (twice that), ``params`` and ``uncounted_ops``.  Nothing is computed or allocated,
-    and the module comes back as it went in.
+    and the module comes back as it went in.  Operators in ``allow_uncounted`` may stay
+    without a count; a finding says so.
 
     Raises:
         Unavailable: the implementation cannot express the spec.
@@ -76,17 +80,23 @@ def count_flops(
         MhaprofError: the counters disagree or left an operator of a spec uncounted.
     """
     counters = _checked_counters(counters)
+    allowed = (allow_uncounted,) if isinstance(allow_uncounted, str) else tuple(allow_uncounted)
     if not isinstance(subject, AttentionSpec):
         if implementation != "eager" or cache_dtype != DEFAULT_CACHE_DTYPE:
             raise UsageError("implementation and cache_dtype are of a spec; a module has none")
-        return _count_module(subject, inputs, kwargs, counters, backward)
+        return _count_module(subject, inputs, kwargs, counters, backward, allowed)
     if cache_dtype not in DTYPE_BYTES:
         raise UsageError(f"cache_dtype {cache_dtype!r} is not one of {', '.join(DTYPE_BYTES)}")
     if inputs is not None or kwargs is not None:
         raise UsageError("an AttentionSpec makes its own inputs; give none")
     point = Point(name="point", spec=subject, implementation=implementation)
     result = count_point(
-        point, counters=counters, backward=backward, cache_dtype=cache_dtype, allow_import=True
+        point,
+        counters=counters,
+        backward=backward,
+        cache_dtype=cache_dtype,
+        allow_import=True,
+        allow_uncounted=allowed,
     )
     measured = _measured(result)
     blocking = [finding.message for finding in measured.findings if finding.blocking]
@@ -113,6 +123,7 @@ def _count_module(
     kwargs: Mapping[str, Any] | None,
     counters: Collection[str],
     backward: bool,
+    allow_uncounted: tuple[str, ...],
 ) -> ModuleFlops:
     import torch
 
@@ -127,7 +138,14 @@ def _count_module(
     tracers = [counter for counter in counters if counter != "closed-form"]
     if not tracers:
         raise UsageError("a module has no closed form; give the counters fvcore or torch")
-    return count_module(module, inputs or (), kwargs=kwargs, counters=tracers, backward=backward)
+    return count_module(
+        module,
+        inputs or (),
+        kwargs=kwargs,
+        counters=tracers,
+        backward=backward,
+        allow_uncounted=allow_uncounted,
+    )
 
 
 def measure_latency(

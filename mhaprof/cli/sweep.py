@@ -14,7 +14,7 @@ import typer
 from mhaprof import __version__, signals
 from mhaprof.cli.exits import FATAL_SKIPS
 from mhaprof.cli.model import ModelChoice, ModelFlags
-from mhaprof.cli.options import SpecFlags, takes
+from mhaprof.cli.options import SpecFlags, listed, takes
 from mhaprof.cli.output import Output, OutputFlags, say
 from mhaprof.cli.progress import Bar
 from mhaprof.cli.results import earlier_rows, emit
@@ -147,6 +147,13 @@ def sweep(
             rich_help_panel=PANEL,
         ),
     ] = None,
+    allow_uncounted: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="let this operator, such as mine::op, stay without a count (repeatable)",
+        ),
+    ] = None,
     allow_import: Annotated[
         bool, typer.Option("--allow-import", help="let CONFIG name code to import")
     ] = False,
@@ -163,7 +170,11 @@ def sweep(
     if (ray is not None) + inline + (devices is not None) > 1:
         raise UsageError("--ray, --inline and --devices exclude each other; give one")
     part = parse_shard(shard) if shard is not None else None
-    flags = timing.merged(SettingsSection.model_validate({"rounds": rounds}))
+    flags = timing.merged(
+        SettingsSection(
+            rounds=rounds, allow_uncounted=allow_uncounted and tuple(listed(allow_uncounted))
+        )
+    )
     asked = SweepRequest(
         given=given,
         flags=flags,

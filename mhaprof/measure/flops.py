@@ -73,6 +73,7 @@ def count_module(
     kwargs: Mapping[str, Any] | None = None,
     counters: Collection[str] = COUNTERS,
     backward: bool = False,
+    allow_uncounted: Collection[str] = (),
     fresh: bool = False,
 ) -> ModuleFlops:
     """Count one call ``module(*inputs, **kwargs)``.
@@ -83,7 +84,8 @@ def count_module(
     the MACs of the backward pass of the sum of all outputs, as torch counts them, with
     gradients of floating inputs and of all parameters that require them; attention
     by ``scaled_dot_product_attention`` then counts as the fused kernels do it, which
-    recompute the scores.  A ``fresh`` module was built on meta for this count alone,
+    recompute the scores.  Operators in ``allow_uncounted`` (``mine::op`` or ``op``) may
+    stay without a count: a finding says so and does not block.  A ``fresh`` module was built on meta for this count alone,
     without hooks or state: it is not copied.
 
     Raises:
@@ -96,11 +98,11 @@ def count_module(
     plan = _Plan(module, list(inputs), dict(kwargs or {}), fresh=fresh)
     with counting() as notes:
         attempts = plan.attempt(counters)
-        if attempts.empty:
+        if not attempts.ran:
             raise _failed(module, plan.call, attempts)
         backward_count = plan.run(_backward, grad=True) if backward else None
     findings = [Finding(code=code, message=message) for code, message in notes.items()]
-    if plan.reads_inputs:
+    if plan.way.inputs:
         findings.append(
             Finding(
                 code="input_values_read",
@@ -108,7 +110,7 @@ def count_module(
                 "this number holds for those given",
             )
         )
-    if plan.hooks and not plan.runs_hooks:
+    if plan.hooks and not plan.way.hooks:
         findings.append(
             Finding(
                 code="hooks_not_run",
@@ -117,7 +119,18 @@ def count_module(
                 blocking=True,
             )
         )
-    return _report(plan.call.counted, attempts, backward=backward_count, findings=findings)
+    return _report(
+        plan.call.counted, attempts, backward_count, findings=findings, allowed=allow_uncounted
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Way:
+    """How a copy is made: elements of constants kept, values of inputs, hooks of the user."""
+
+    kept: int = KEPT_VALUES
+    inputs: bool = False
+    hooks: bool = True
 
 
 class _Plan:
@@ -129,30 +142,29 @@ class _Plan:
         self._given = (module, args, kwargs)
         self._fresh = fresh
         self._surroundings = None if fresh else Surroundings(module)
-        self._kept = KEPT_VALUES
         self.hooks = [] if fresh else hooks_of_user(module)
-        self.runs_hooks = bool(self.hooks)
-        self.reads_inputs = False
+        self.way = _Way()
         self.call: ModuleCall
 
     def attempt(self, counters: Collection[str]) -> _Attempts:
-        """Run every counter; where none can, in another way.
+        """Run every counter; where one wants values, or none can run, in another way.
 
         First without values of constants, then with those of inputs, then without hooks.
-        Real constants beside meta tensors are refused by some checks of devices.
+        Real constants beside meta tensors are refused by some checks of devices.  The
+        way in which most counters can run is taken.
         """
-        first = attempts = _Attempts.of(self, counters)
-        if attempts.empty and not self._fresh:
-            self._kept = 0
-            attempts = _Attempts.of(self, counters)
-        if attempts.empty and not self._fresh:
-            self._kept, self.reads_inputs = KEPT_VALUES, True
-            attempts = _Attempts.of(self, counters)
-        if attempts.empty and self.hooks:
-            self._kept, self.reads_inputs = KEPT_VALUES, False
-            self.runs_hooks = False
-            attempts = _Attempts.of(self, counters)
-        return first if attempts.empty else attempts
+        best = _Attempts.of(self, counters)
+        chosen = self.way
+        for way in () if self._fresh else (_Way(kept=0), _Way(inputs=True), _Way(hooks=False)):
+            if best.ran and not (way.inputs and best.want_values):
+                continue
+            if way.hooks or self.hooks:
+                self.way = way
+                attempts = _Attempts.of(self, counters)
+                if attempts.ran > best.ran:
+                    best, chosen = attempts, way
+        self.way = chosen
+        return best
 
     def run(self, count: Callable[[ModuleCall, MetaMode], Any], *, grad: bool = False) -> Any:
         """Count one call of a new copy, and put back what it changed outside.
@@ -166,9 +178,9 @@ class _Plan:
                 self.call = ModuleCall(
                     *copy_call(
                         *self._given,
-                        hooks=self.runs_hooks,
-                        kept=self._kept,
-                        input_values=self.reads_inputs,
+                        hooks=self.way.hooks,
+                        kept=self.way.kept,
+                        input_values=self.way.inputs,
                     )
                 )
                 with torch.no_grad():
@@ -199,9 +211,14 @@ class _Attempts:
     torch_error: Exception | None = None
 
     @property
-    def empty(self) -> bool:
-        """Tell whether no counter could run the module."""
-        return self.fvcore is None and self.torch is None
+    def ran(self) -> int:
+        """Return how many counters could run the module."""
+        return (self.fvcore is not None) + (self.torch is not None)
+
+    @property
+    def want_values(self) -> bool:
+        """Tell whether a counter failed for want of the values of a tensor."""
+        return any(_wants_values(error) for error in (self.fvcore_error, self.torch_error))
 
     @classmethod
     def of(cls, plan: _Plan, counters: Collection[str]) -> _Attempts:
@@ -249,7 +266,7 @@ def _failed(module: nn.Module, call: ModuleCall, attempts: _Attempts) -> UsageEr
     errors = [error for error in (attempts.torch_error, attempts.fvcore_error) if error]
     name = f"{type(module).__name__}.forward"
     for error in errors:
-        if isinstance(error, DataDependent) or any(text in str(error) for text in _NO_VALUES):
+        if _wants_values(error):
             read = error if isinstance(error, DataDependent) else "by index or list"
             return UsageError(
                 f"{name} reads values of a tensor ({read}{_place(error)}): what it computes "
@@ -259,6 +276,10 @@ def _failed(module: nn.Module, call: ModuleCall, attempts: _Attempts) -> UsageEr
     said = list(dict.fromkeys(f"{_line(error)}{_place(error)}" for error in errors))
     reasons = f"torch: {said[0]}; fvcore: {said[1]}" if len(said) > 1 else said[0]
     return UsageError(f"{name} cannot be run for counting on tensors of sizes {sizes}: {reasons}")
+
+
+def _wants_values(error: Exception | None) -> bool:
+    return isinstance(error, DataDependent) or any(text in str(error) for text in _NO_VALUES)
 
 
 def _place(error: BaseException) -> str:
@@ -281,21 +302,18 @@ def _line(error: BaseException) -> str:
 def _report(
     module: nn.Module,
     attempts: _Attempts,
-    *,
     backward: TorchCount | None,
+    *,
     findings: list[Finding],
+    allowed: Collection[str],
 ) -> ModuleFlops:
     fvcore, traced = attempts.fvcore, attempts.torch
     chosen, complete = _choose(fvcore, traced)
-    findings = [*findings, *_findings(attempts, chosen, complete)]
-    if backward is not None and backward.uncounted_ops:
-        findings.append(
-            Finding(
-                code="uncounted_ops",
-                message=f"backward operators without a count: {_named(backward.uncounted_ops)}",
-                blocking=True,
-            )
-        )
+    findings += _findings(attempts, allowed)
+    if not complete:
+        findings += _left_out("the MACs", chosen.uncounted_ops, allowed)
+    if backward is not None:
+        findings += _left_out("the backward MACs", backward.uncounted_ops, allowed)
     return ModuleFlops(
         macs=chosen.macs,
         fvcore_macs=fvcore.macs if fvcore else None,
@@ -329,11 +347,28 @@ def _choose(
     return fvcore, not fvcore.uncounted_ops
 
 
-def _findings(
-    attempts: _Attempts,
-    chosen: FvcoreCount | TorchCount,
-    complete: bool,
+def _left_out(
+    what: str, operators: Mapping[str, int], allowed: Collection[str]
 ) -> Iterator[Finding]:
+    """Say what a number is without: blocking, but for operators that are allowed."""
+    refused = {name: calls for name, calls in operators.items() if not _may_miss(name, allowed)}
+    accepted = {name: calls for name, calls in operators.items() if name not in refused}
+    if refused:
+        message = (
+            f"{what} are without {_named(refused)}, of which no counter knows the cost; "
+            f"to take them as they are: --allow-uncounted {','.join(refused)}"
+        )
+        yield Finding(code="uncounted_ops", message=message, blocking=True)
+    if accepted:
+        message = f"{what} are without {_named(accepted)}, as allow_uncounted says"
+        yield Finding(code="uncounted_allowed", message=message)
+
+
+def _may_miss(operator: str, allowed: Collection[str]) -> bool:
+    return operator in allowed or operator.partition("::")[2] in allowed
+
+
+def _findings(attempts: _Attempts, allowed: Collection[str]) -> Iterator[Finding]:
     if isinstance(attempts.fvcore_error, FvcoreMissing):
         yield Finding(
             code="fvcore_missing",
@@ -352,22 +387,21 @@ def _findings(
             message=f"torch's counter cannot run this module ({_line(attempts.torch_error)}); "
             "fvcore counted alone",
         )
-    yield from _disagreement(attempts.fvcore, attempts.torch)
-    if not complete:
-        named = _named(chosen.uncounted_ops)
-        yield Finding(
-            code="uncounted_ops", message=f"operators without a count: {named}", blocking=True
-        )
+    yield from _disagreement(attempts.fvcore, attempts.torch, allowed)
 
 
-def _disagreement(fvcore: FvcoreCount | None, traced: TorchCount | None) -> Iterator[Finding]:
-    """Say that the counters differ: blocking, unless one of them names what it left out."""
+def _disagreement(
+    fvcore: FvcoreCount | None, traced: TorchCount | None, allowed: Collection[str] = ()
+) -> Iterator[Finding]:
+    """Say that the counters differ: blocking, unless what they left out explains it."""
     if fvcore is None or traced is None or fvcore.macs == traced.macs:
         return
     numbers = f"fvcore {fvcore.macs}, torch {traced.macs} MACs"
     if bool(fvcore.uncounted_ops) == bool(traced.uncounted_ops):
+        left_out = [*fvcore.uncounted_ops, *traced.uncounted_ops]
+        blocking = not left_out or not all(_may_miss(name, allowed) for name in left_out)
         yield Finding(
-            code="counters_disagree", message=f"counters disagree: {numbers}", blocking=True
+            code="counters_disagree", message=f"counters disagree: {numbers}", blocking=blocking
         )
     elif fvcore.uncounted_ops:
         yield Finding(
