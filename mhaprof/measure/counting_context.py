@@ -18,8 +18,10 @@ import torch
 from torch.nn import functional
 from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 from mhaprof.measure.meta_mode import MetaMode
+from mhaprof.measure.meta_proxy import twin
 
 _FLEX_MODULE = "torch.nn.attention.flex_attention"
 FLEX_CODE = "closed_form_only"
@@ -113,6 +115,15 @@ def _type_name(tensor: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> Any
     return tensor.type(dtype, *args, **kwargs)
 
 
+_SAME_DEVICE = frozenset({"stft", "istft", "lstm", "gru", "rnn_tanh", "rnn_relu"})
+"""Functions that refuse constants of the CPU beside meta tensors, before they dispatch."""
+
+
+def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the meta twin of numbers; integers (the sizes of a packed batch) stay."""
+    return tensor if tensor.is_meta or not tensor.is_floating_point() else twin(tensor)
+
+
 _FACES: dict[Any, Callable[..., Any]] = {
     torch.Tensor.device.__get__: lambda _: torch.device("cpu"),
     torch.Tensor.is_meta.__get__: lambda _: False,  # type: ignore[attr-defined]
@@ -139,6 +150,8 @@ class SeenOnCpu(TorchFunctionMode):
         face = _FACES.get(func)
         if face is not None and args[0].is_meta:
             return face(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "") in _SAME_DEVICE:
+            args, kwargs = tree_map_only(torch.Tensor, _on_meta, (args, kwargs or {}))
         before = self._mode.work
         result = func(*args, **kwargs) if kwargs else func(*args)
         if self._mode.work != before:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import TorchFunctionMode
 
 from mhaprof.errors import UsageError
@@ -86,6 +87,9 @@ def copy_call(
                 for key, hook in wanted.items():
                     fresh[key] = copy.deepcopy(hook, memo)
         what = "an input cannot"
+        for packed in (*args, *kwargs.values()):
+            if isinstance(packed, PackedSequence):
+                memo[id(packed.batch_sizes)] = packed.batch_sizes
         with _TensorsToMeta(INPUT_VALUES if input_values else 0, floats=False):
             return copied, copy.deepcopy(list(args), memo), copy.deepcopy(dict(kwargs), memo)
     except Exception as error:

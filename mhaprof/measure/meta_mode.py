@@ -36,9 +36,9 @@ from mhaprof.measure.torch_private import (
 )
 
 REAL_CONSTANT_LIMIT = 4096
-"""Elements up to which an integer constant made in ``forward`` keeps its values."""
+"""Elements up to which a constant made in ``forward`` keeps its values."""
 
-REAL_OPERAND_LIMIT = 65536
+REAL_OPERAND_LIMIT = 2**20
 """Elements up to which an operator on real constants alone is computed for real."""
 
 
@@ -121,6 +121,8 @@ class MetaMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return func(*args, **kwargs)
         elif "device" in kwargs:
             kwargs["device"] = torch.device("meta")
+        if func is _PACK and is_meta:
+            return _packed(func, *args)
         if real:
             if route.writes_first and not args[0].is_meta:
                 self._unknown[_memory(args[0])] = args[0]
@@ -204,10 +206,24 @@ def _factory(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if (device is not None and torch.device(device).type == "meta") or draws(func):
         return planned
     limit = REAL_CONSTANT_LIMIT
-    if planned.dtype.is_floating_point:  # a fill is a mask if it is flat, a range may be read
-        flat = planned.dim() <= 2
-        limit = (limit if flat else 1) if "size" in _arguments(func) else KEPT_VALUES
+    if planned.dtype.is_floating_point:  # ones may be a mask, zeros are a state, a range is read
+        limit = limit if func in _MASKS else 1 if "size" in _arguments(func) else KEPT_VALUES
     return func(*args, **kwargs) if planned.numel() <= limit else planned
+
+
+_MASKS = {_aten.ones.default, _aten.full.default}
+
+
+_PACK = _aten._pack_padded_sequence.default
+
+
+def _packed(func: Any, x: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Any:
+    """Pack sequences whose lengths are real: their elements are meta, their number is known."""
+    if lengths.is_meta:
+        raise DataDependent("lengths of sequences")
+    ones = torch.ones(x.shape[:2], device="cpu")
+    _, batch_sizes = func(ones, lengths, batch_first)
+    return x.new_empty((int(lengths.sum()), *x.shape[2:])), batch_sizes
 
 
 @lru_cache(maxsize=512)

@@ -74,6 +74,8 @@ def _with_slots(value: Any, found: dict[int, torch.Tensor]) -> Any:
         return type(value)([_with_slots(item, found) for item in value])
     if type(value) is dict:
         return {key: _with_slots(item, found) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_make"):
+        return value._make([_with_slots(item, found) for item in value])
     return value
 
 
@@ -84,6 +86,8 @@ def _filled(value: Any, tensors: tuple[torch.Tensor, ...]) -> Any:
         return type(value)([_filled(item, tensors) for item in value])
     if type(value) is dict:
         return {key: _filled(item, tensors) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_make"):
+        return value._make([_filled(item, tensors) for item in value])
     return value
 
 
