@@ -121,7 +121,8 @@ _SAME_DEVICE = frozenset({"stft", "istft", "lstm", "gru", "rnn_tanh", "rnn_relu"
 
 def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
     """Return the meta twin of numbers; integers (the sizes of a packed batch) stay."""
-    return tensor if tensor.is_meta or not tensor.is_floating_point() else twin(tensor)
+    number = tensor.is_floating_point() or tensor.is_complex()
+    return twin(tensor) if number and not tensor.is_meta else tensor
 
 
 _FACES: dict[Any, Callable[..., Any]] = {

@@ -8,10 +8,8 @@ an operator was left out.  The module that was given is only read.
 
 from __future__ import annotations
 
-import os
-import traceback
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,20 +19,24 @@ from torch import nn
 
 from mhaprof.errors import UsageError
 from mhaprof.measure.counting_context import SeenOnCpu, counting, fused_attention
-from mhaprof.measure.fvcore_counter import FvcoreCount, FvcoreMissing, count_with_fvcore
-from mhaprof.measure.meta_answers import DataDependent
+from mhaprof.measure.findings import (
+    disagreement,
+    left_out,
+    recomputed,
+    shared_modules,
+    silent_counters,
+)
+from mhaprof.measure.fvcore_counter import FvcoreCount, count_with_fvcore
 from mhaprof.measure.meta_copy import KEPT_VALUES, copy_call, hooks_of_user
 from mhaprof.measure.meta_mode import MetaMode
-from mhaprof.measure.module_call import ModuleCall
+from mhaprof.measure.module_call import ModuleCall, tensors_in
+from mhaprof.measure.refusals import NESTED, reason, refusal, wants_values
 from mhaprof.measure.restored import Surroundings, restored
 from mhaprof.measure.torch_counter import TorchCount, count_with_torch
 from mhaprof.records import Finding
 from mhaprof.units import flops_of
 
 COUNTERS = ("fvcore", "torch")
-_MESSAGE_LIMIT = 240
-_NO_VALUES = ("unallocated storage", "data-independent", "meta tensor", "Meta tensor")
-"""What torch says when an operator needs values that a meta tensor does not have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,11 +97,13 @@ def count_module(
     unknown = sorted(set(counters) - set(COUNTERS))
     if unknown or not counters:
         raise UsageError(f"counters {', '.join(unknown) or 'are empty'}: choose from fvcore, torch")
+    if any(tensor.is_nested for tensor in tensors_in((inputs, dict(kwargs or {})))):
+        raise UsageError(f"an input of {type(module).__name__} is nested: {NESTED}")
     plan = _Plan(module, list(inputs), dict(kwargs or {}), fresh=fresh)
     with counting() as notes:
         attempts = plan.attempt(counters)
         if not attempts.ran:
-            raise _failed(module, plan.call, attempts)
+            raise refusal(module, plan.call.tensors, attempts.errors)
         backward_count = plan.run(_backward, grad=True) if backward else None
     findings = [Finding(code=code, message=message) for code, message in notes.items()]
     if plan.way.inputs:
@@ -207,8 +211,7 @@ class _Attempts:
 
     fvcore: FvcoreCount | None = None
     torch: TorchCount | None = None
-    fvcore_error: Exception | None = None
-    torch_error: Exception | None = None
+    errors: dict[str, Exception] = field(default_factory=dict)
 
     @property
     def ran(self) -> int:
@@ -218,21 +221,22 @@ class _Attempts:
     @property
     def want_values(self) -> bool:
         """Tell whether a counter failed for want of the values of a tensor."""
-        return any(_wants_values(error) for error in (self.fvcore_error, self.torch_error))
+        return any(map(wants_values, self.errors.values()))
 
     @classmethod
     def of(cls, plan: _Plan, counters: Collection[str]) -> _Attempts:
         """Run the module once under each counter; a failure of one does not stop the other."""
         results: dict[str, Any] = {}
-        for name, count in (("fvcore", _by_fvcore), ("torch", _by_torch)):
+        errors: dict[str, Exception] = {}
+        for name, count in (("torch", _by_torch), ("fvcore", _by_fvcore)):
             if name in counters:
                 try:
                     results[name] = plan.run(count)
                 except UsageError:  # it cannot be copied
                     raise
                 except Exception as error:  # noqa: BLE001  (any module can break a tracer)
-                    results[f"{name}_error"] = error
-        return cls(**results)
+                    errors[name] = error
+        return cls(**results, errors=errors)
 
 
 def _backward(call: ModuleCall, _mode: MetaMode) -> TorchCount:
@@ -257,46 +261,8 @@ def _backward(call: ModuleCall, _mode: MetaMode) -> TorchCount:
         )
     except Exception as error:
         raise UsageError(
-            f"the backward pass of {type(call.counted).__name__} cannot be counted: {_line(error)}"
+            f"the backward pass of {type(call.counted).__name__} cannot be counted: {reason(error)}"
         ) from error
-
-
-def _failed(module: nn.Module, call: ModuleCall, attempts: _Attempts) -> UsageError:
-    """Say in one line why neither counter could run the module."""
-    errors = [error for error in (attempts.torch_error, attempts.fvcore_error) if error]
-    name = f"{type(module).__name__}.forward"
-    for error in errors:
-        if _wants_values(error):
-            read = error if isinstance(error, DataDependent) else "by index or list"
-            return UsageError(
-                f"{name} reads values of a tensor ({read}{_place(error)}): what it computes "
-                "depends on data, so its operations cannot be counted from shapes"
-            )
-    sizes = ", ".join(str(tuple(tensor.shape)) for tensor in call.tensors)
-    said = list(dict.fromkeys(f"{_line(error)}{_place(error)}" for error in errors))
-    reasons = f"torch: {said[0]}; fvcore: {said[1]}" if len(said) > 1 else said[0]
-    return UsageError(f"{name} cannot be run for counting on tensors of sizes {sizes}: {reasons}")
-
-
-def _wants_values(error: Exception | None) -> bool:
-    return isinstance(error, DataDependent) or any(text in str(error) for text in _NO_VALUES)
-
-
-def _place(error: BaseException) -> str:
-    """Return `` at file:line`` of the innermost frame outside torch and mhaprof."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = os.path.dirname(os.path.dirname(__file__))
-    theirs = os.path.dirname(torch.__file__)
-    for frame in reversed(frames):
-        if not frame.filename.startswith((own, theirs, "<")) and "fvcore" not in frame.filename:
-            return f" at {frame.filename}:{frame.lineno}"
-    return ""
-
-
-def _line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    text = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
-    return text if len(text) <= _MESSAGE_LIMIT else f"{text[:_MESSAGE_LIMIT]}..."
 
 
 def _report(
@@ -309,21 +275,26 @@ def _report(
 ) -> ModuleFlops:
     fvcore, traced = attempts.fvcore, attempts.torch
     chosen, complete = _choose(fvcore, traced)
-    findings += _findings(attempts, allowed)
-    if not complete:
-        findings += _left_out("the MACs", chosen.uncounted_ops, allowed)
+    uncounted = {} if complete else chosen.uncounted_ops
+    by_module = _by_qualified_name(module, chosen)
+    findings += silent_counters(attempts.errors)
+    findings += disagreement(fvcore, traced, allowed)
+    findings += left_out("the MACs", uncounted, allowed)
+    findings += shared_modules(module, by_module)
     if backward is not None:
-        findings += _left_out("the backward MACs", backward.uncounted_ops, allowed)
+        findings += left_out("the backward MACs", backward.uncounted_ops, allowed)
+        findings += recomputed(backward)
+        uncounted = {**uncounted, **backward.uncounted_ops}
     return ModuleFlops(
         macs=chosen.macs,
         fvcore_macs=fvcore.macs if fvcore else None,
         torch_macs=traced.macs if traced else None,
         backward_macs=backward.macs if backward else None,
         by_operator=chosen.by_operator,
-        by_module=_by_qualified_name(module, chosen),
+        by_module=by_module,
         params=sum(parameter.numel() for parameter in module.parameters()),
         elementwise=fvcore.elementwise if fvcore else {},
-        uncounted_ops={} if complete else chosen.uncounted_ops,
+        uncounted_ops=uncounted,
         findings=tuple(findings),
     )
 
@@ -345,80 +316,6 @@ def _choose(
     if fvcore.uncounted_ops and (not traced.uncounted_ops or traced.macs > fvcore.macs):
         return traced, not traced.uncounted_ops
     return fvcore, not fvcore.uncounted_ops
-
-
-def _left_out(
-    what: str, operators: Mapping[str, int], allowed: Collection[str]
-) -> Iterator[Finding]:
-    """Say what a number is without: blocking, but for operators that are allowed."""
-    refused = {name: calls for name, calls in operators.items() if not _may_miss(name, allowed)}
-    accepted = {name: calls for name, calls in operators.items() if name not in refused}
-    if refused:
-        message = (
-            f"{what} are without {_named(refused)}, of which no counter knows the cost; "
-            f"to take them as they are: --allow-uncounted {','.join(refused)}"
-        )
-        yield Finding(code="uncounted_ops", message=message, blocking=True)
-    if accepted:
-        message = f"{what} are without {_named(accepted)}, as allow_uncounted says"
-        yield Finding(code="uncounted_allowed", message=message)
-
-
-def _may_miss(operator: str, allowed: Collection[str]) -> bool:
-    return operator in allowed or operator.partition("::")[2] in allowed
-
-
-def _findings(attempts: _Attempts, allowed: Collection[str]) -> Iterator[Finding]:
-    if isinstance(attempts.fvcore_error, FvcoreMissing):
-        yield Finding(
-            code="fvcore_missing",
-            message=f"fvcore cannot be imported ({attempts.fvcore_error}): torch counted alone; "
-            "for both counters: pip install fvcore",
-        )
-    elif attempts.fvcore_error is not None:
-        yield Finding(
-            code="fvcore_cannot_trace",
-            message=f"fvcore cannot trace this module ({_line(attempts.fvcore_error)}); "
-            "torch counted alone",
-        )
-    if attempts.torch_error is not None:
-        yield Finding(
-            code="torch_cannot_count",
-            message=f"torch's counter cannot run this module ({_line(attempts.torch_error)}); "
-            "fvcore counted alone",
-        )
-    yield from _disagreement(attempts.fvcore, attempts.torch, allowed)
-
-
-def _disagreement(
-    fvcore: FvcoreCount | None, traced: TorchCount | None, allowed: Collection[str] = ()
-) -> Iterator[Finding]:
-    """Say that the counters differ: blocking, unless what they left out explains it."""
-    if fvcore is None or traced is None or fvcore.macs == traced.macs:
-        return
-    numbers = f"fvcore {fvcore.macs}, torch {traced.macs} MACs"
-    if bool(fvcore.uncounted_ops) == bool(traced.uncounted_ops):
-        left_out = [*fvcore.uncounted_ops, *traced.uncounted_ops]
-        blocking = not left_out or not all(_may_miss(name, allowed) for name in left_out)
-        yield Finding(
-            code="counters_disagree", message=f"counters disagree: {numbers}", blocking=blocking
-        )
-    elif fvcore.uncounted_ops:
-        yield Finding(
-            code="fvcore_incomplete",
-            message=f"fvcore cannot count {_named(fvcore.uncounted_ops)} ({numbers}): "
-            "torch's number is taken",
-        )
-    else:
-        yield Finding(
-            code="torch_incomplete",
-            message=f"torch cannot count {_named(traced.uncounted_ops)} ({numbers}): "
-            "fvcore's number is taken",
-        )
-
-
-def _named(operators: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} (x{calls})" for name, calls in operators.items())
 
 
 def _by_qualified_name(module: nn.Module, chosen: FvcoreCount | TorchCount) -> dict[str, int]:

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from mhaprof.measure.einsum import einsum_macs
-from mhaprof.measure.grouped import grouped_macs
+from mhaprof.measure.grouped import grouped_macs, triangular_macs
 from mhaprof.measure.silent_ops import is_silent
 
 Handle = Callable[[list[Any], list[Any]], "Counter[str]"]
@@ -163,6 +163,19 @@ def _grouped(inputs: list[Any], outputs: list[Any]) -> int:
     return grouped_macs(_shape(inputs[0]), _shape(inputs[1]))
 
 
+def _solve_triangular(inputs: list[Any], outputs: list[Any]) -> int:
+    return triangular_macs(_shape(inputs[0]), _shape(inputs[1]), left=inputs[3].toIValue())
+
+
+def _stft(inputs: list[Any], outputs: list[Any]) -> int:
+    """Count a real transform of ``n_fft`` points (half of a complex one) for each frame."""
+    x, result = inputs[0], _shape(outputs[0])
+    sizes, points = _shape(x), inputs[1].toIValue()
+    frames = math.prod(sizes[:-1]) * result[len(sizes)]
+    half = 1 if x.type().scalarType().startswith("Complex") else 0.5
+    return round(half * 5 * frames * points * math.log2(points))
+
+
 def _recurrent(inputs: list[Any], outputs: list[Any]) -> int:
     """Count every weight matrix once a token; lists hold the state (3-D) and the weights."""
     lists = [value.node().inputs() for value in inputs if value.node().kind() == _LIST]
@@ -256,6 +269,8 @@ HANDLES: dict[str, Handle] = {
     "aten::_grouped_mm": _handle("grouped_mm", _grouped),
     "aten::_scaled_grouped_mm": _handle("grouped_mm", _grouped),
     "transformers::grouped_mm_fallback": _handle("grouped_mm", _grouped),
+    "aten::linalg_solve_triangular": _handle("solve_triangular", _solve_triangular),
+    "aten::stft": _handle("fft", _stft),
     "aten::_convolution": _handle("conv", _convolution),
     "aten::convolution": _handle("conv", _convolution),
     "aten::_convolution_mode": _handle("conv", _convolution),

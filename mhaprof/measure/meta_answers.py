@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from mhaprof.measure.grouped import QUANTIZED_LINEAR
 from mhaprof.measure.meta_proxy import broadcast, like_proxy, meta_tensor, pointwise
 
 Rule = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -78,6 +79,22 @@ def _grouped_mm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     groups = offsets.shape if all(flat) else () if any(flat) else a.shape[:1]
     dtype = kwargs.get("out_dtype") or a.dtype
     return meta_tensor((*groups, a.shape[-2], b.shape[-1]), dtype)
+
+
+def _quantized_linear(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Answer a product with weights that torch.ao packed, which has no meta kernel."""
+    x, packed = args[:2]
+    size = [*x.shape[:-1], packed.unpack()[0].shape[0]]
+    if not x.is_quantized:
+        return meta_tensor(size, x.dtype)
+    scale, zero = args[2:4]
+    return torch._empty_affine_quantized(
+        size, scale=float(scale), zero_point=int(zero), dtype=x.dtype, device="meta"
+    )
+
+
+def _dequantize(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return meta_tensor(args[0].shape, torch.float32)
 
 
 def _added(product: Any, added: torch.Tensor, kwargs: dict[str, Any]) -> Any:
@@ -161,5 +178,9 @@ ANSWERS: dict[Any, Rule] = {
     _aten.native_layer_norm.default: _layer_norm,
     _aten.index.Tensor: _index,
     _aten.masked_fill.Tensor: pointwise,
+    _aten.dequantize.self: _dequantize,
 }
+for _name in QUANTIZED_LINEAR:
+    if hasattr(torch.ops.quantized, _name):
+        ANSWERS[getattr(torch.ops.quantized, _name).default] = _quantized_linear
 """Operator -> rule, beside the elementwise operators, which torch tags."""

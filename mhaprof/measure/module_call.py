@@ -55,7 +55,7 @@ class ModuleCall(nn.Module):
         """
         args, kwargs = _filled(self._template, tensors)
         result = self.counted(*args, **kwargs)
-        outputs = {id(tensor): tensor for tensor in _tensors_in(result)}
+        outputs = {id(tensor): tensor for tensor in tensors_in(result)}
         return tuple({**outputs, **self.made}.values()) or tensors[:1]
 
     def materialize(self) -> None:
@@ -91,16 +91,16 @@ def _filled(value: Any, tensors: tuple[torch.Tensor, ...]) -> Any:
     return value
 
 
-def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors in a result: lists, mappings and dataclasses are searched."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):
         for item in value.values():
-            yield from _tensors_in(item)
+            yield from tensors_in(item)
     elif isinstance(value, (list, tuple, types.GeneratorType)):
         for item in value:
-            yield from _tensors_in(item)
+            yield from tensors_in(item)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for entry in dataclasses.fields(value):
-            yield from _tensors_in(getattr(value, entry.name))
+            yield from tensors_in(getattr(value, entry.name))

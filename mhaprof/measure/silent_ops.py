@@ -33,6 +33,7 @@ _ALIASES = """
     _add_relu copysign glu hardswish gelu log_sigmoid log_sigmoid_forward mish polar complex
     prelu _prelu_kernel relu6 rrelu rrelu_with_noise threshold isclose allclose isin radians
     softplus type_as to masked_fill fill masked_scatter where outer ger kron addr cross clamp
+    quantize_per_tensor quantize_per_tensor_dynamic quantize_per_channel dequantize
     cosine_similarity pairwise_distance gradient diff trapezoid trapz cumulative_trapezoid
 """
 # Copies, layout and joining.
@@ -145,7 +146,7 @@ def is_silent(kind: str) -> bool:
         return True
     if namespace != "aten":
         return False
-    name = _BACKWARD.sub("", name)
+    name = _BACKWARD.sub("", name).removeprefix("_foreach_")
     if name in _SILENT_NAMES or name.rstrip("_") in _SILENT_NAMES:
         return True
     return _is_tagged_silent(name) or _is_tagged_silent(name.rstrip("_"))

@@ -16,13 +16,14 @@ from torch.nn.modules.module import (
 from torch.utils import flop_counter
 from torch.utils.flop_counter import FlopCounterMode
 
-from mhaprof.measure.grouped import grouped_macs
+from mhaprof.measure.grouped import QUANTIZED_LINEAR, grouped_macs, triangular_macs
 from mhaprof.measure.meta_mode import MetaMode, kind_of
 from mhaprof.measure.torch_private import is_composite
 from mhaprof.units import FLOPS_PER_MAC
 
 _aten = torch.ops.aten
 Sizes = Any
+_RECOMPUTED = "recomputed"
 _QUERIES = frozenset(
     {
         *("size", "stride", "storage_offset", "numel"),
@@ -36,9 +37,13 @@ _QUERIES = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class TorchCount:
-    """What FlopCounterMode says, in MACs; module names are torch's (``Root.child``)."""
+    """What FlopCounterMode says, in MACs; module names are torch's (``Root.child``).
+
+    ``recomputed`` is what ran with gradients on: in a backward pass, forwards once more.
+    """
 
     macs: int
+    recomputed: int = 0
     by_operator: dict[str, int]
     by_module: dict[str, int]
     uncounted_ops: dict[str, int]
@@ -58,6 +63,7 @@ def count_with_torch(run: Callable[[], Any]) -> TorchCount:
     total = table.get("Global", {})
     return TorchCount(
         macs=_macs(sum(total.values())),
+        recomputed=_macs(sum(table.get(_RECOMPUTED, {}).values())),
         by_operator=_by_operator(total),
         by_module={name: _macs(sum(counts.values())) for name, counts in table.items()},
         uncounted_ops=_uncounted(mode, counter.flop_registry),
@@ -114,7 +120,6 @@ class _ModuleTracker:
     """
 
     def __init__(self) -> None:
-        self.parents = {"Global"}
         self._names: dict[int, str] = {}
         self._running: list[str] = []
         self._handles: list[Any] = []
@@ -135,11 +140,15 @@ class _ModuleTracker:
             for name, child in module.named_modules(remove_duplicate=False):
                 self._names.setdefault(id(child), f"{root}.{name}" if name else root)
         self._running.append(self._names[id(module)])
-        self.parents = {"Global", *self._running}
 
     def _leave(self, module: Any, inputs: Any, output: Any) -> None:
         self._running.pop()
-        self.parents = {"Global", *self._running}
+
+    @property
+    def parents(self) -> set[str]:
+        """Return what an operator that runs now counts for."""
+        again = (_RECOMPUTED,) if torch.is_grad_enabled() else ()
+        return {"Global", *self._running, *again}
 
 
 class _LeanFlopCounterMode(FlopCounterMode):
@@ -195,6 +204,10 @@ def _product(first: int) -> Callable[..., int]:
     return flops
 
 
+def _solve_triangular(a: Sizes, b: Sizes, *_: Any, left: bool = True, **__: Any) -> int:
+    return FLOPS_PER_MAC * triangular_macs(a, b, left=left)
+
+
 def _addbmm(_added: Sizes, a: Sizes, b: Sizes, *_: Any, **__: Any) -> int:
     return FLOPS_PER_MAC * int(math.prod(a)) * int(b[-1])
 
@@ -235,6 +248,7 @@ FORMULAS: dict[Any, Callable[..., int]] = {
     _aten._addmm_activation: _product(1),
     _aten.addbmm: _addbmm,
     _aten.addbmm_: _addbmm,
+    _aten.linalg_solve_triangular: _solve_triangular,
     _aten.convolution_backward: _convolution_backward,
     _aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     _aten._scaled_dot_product_fused_attention_overrideable: _attention,
@@ -242,6 +256,7 @@ FORMULAS: dict[Any, Callable[..., int]] = {
 """Operator -> FLOPs (2 per MAC), for what FlopCounterMode leaves out or has wrong."""
 
 _BY_NAME: dict[str, Callable[..., int]] = {
+    **{f"quantized::{name}": _product(0) for name in QUANTIZED_LINEAR},
     "aten::_grouped_mm": _grouped,
     "aten::_scaled_grouped_mm": _grouped,
     "transformers::grouped_mm_fallback": _grouped,

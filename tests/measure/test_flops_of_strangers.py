@@ -16,7 +16,7 @@ import torch.nn.functional as F  # noqa: N812  (the name that everyone uses)
 from torch import nn
 
 from mhaprof.errors import UsageError
-from mhaprof.measure import flops
+from mhaprof.measure import findings, flops
 from mhaprof.measure.flops import count_module
 from mhaprof.measure.fvcore_counter import FvcoreCount
 from mhaprof.measure.torch_counter import TorchCount
@@ -434,5 +434,5 @@ def test_the_more_complete_count_is_taken_and_a_difference_is_said(fvcore, trace
     chosen, complete = flops._choose(ours, theirs)
     assert chosen is {"fvcore": ours, "torch": theirs}[taken]
     assert complete is (not chosen.uncounted_ops)
-    found = [(f.code, f.blocking) for f in flops._disagreement(ours, theirs)]
+    found = [(f.code, f.blocking) for f in findings.disagreement(ours, theirs)]
     assert found == ([] if code is None else [(code, code == "counters_disagree")])
