@@ -14,7 +14,7 @@ import typer
 from mhaprof import __version__, signals
 from mhaprof.cli.exits import FATAL_SKIPS
 from mhaprof.cli.model import ModelChoice, ModelFlags
-from mhaprof.cli.options import SpecFlags, listed, takes
+from mhaprof.cli.options import SpecFlags, takes
 from mhaprof.cli.output import Output, OutputFlags, say
 from mhaprof.cli.progress import Bar
 from mhaprof.cli.results import earlier_rows, emit
@@ -27,7 +27,7 @@ from mhaprof.cli.sweep_plan import (
     plan_sweep,
     plan_view,
 )
-from mhaprof.cli.timing_options import TimingFlags
+from mhaprof.cli.timing_options import TimingFlags, section_of
 from mhaprof.config import SettingsSection
 from mhaprof.errors import (
     EXIT_FINDING,
@@ -170,11 +170,7 @@ def sweep(
     if (ray is not None) + inline + (devices is not None) > 1:
         raise UsageError("--ray, --inline and --devices exclude each other; give one")
     part = parse_shard(shard) if shard is not None else None
-    flags = timing.merged(
-        SettingsSection(
-            rounds=rounds, allow_uncounted=allow_uncounted and tuple(listed(allow_uncounted))
-        )
-    )
+    flags = timing.merged(section_of({"rounds": rounds, "allow_uncounted": allow_uncounted}))
     asked = SweepRequest(
         given=given,
         flags=flags,
