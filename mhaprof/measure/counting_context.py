@@ -151,8 +151,11 @@ class SeenOnCpu(TorchFunctionMode):
         face = _FACES.get(func)
         if face is not None and args[0].is_meta:
             return face(*args, **(kwargs or {}))
-        if getattr(func, "__name__", "") in _SAME_DEVICE:
+        name = getattr(func, "__name__", "")
+        if name in _SAME_DEVICE:
             args, kwargs = tree_map_only(torch.Tensor, _on_meta, (args, kwargs or {}))
+        elif name in ("scatter", "scatter_"):  # the tracer knows no truth values there
+            args, kwargs = tree_map_only(bool, int, (args, kwargs or {}))
         before = self._mode.work
         result = func(*args, **kwargs) if kwargs else func(*args)
         if self._mode.work != before:

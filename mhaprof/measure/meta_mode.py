@@ -123,6 +123,8 @@ class MetaMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             kwargs["device"] = torch.device("meta")
         if func is _PACK and is_meta:
             return _packed(func, *args)
+        if func is _INDEX and is_meta:
+            args = args[0], [place for index in args[1] for place in _positions(index)]
         if real:
             if route.writes_first and not args[0].is_meta:
                 self._unknown[_memory(args[0])] = args[0]
@@ -212,6 +214,15 @@ def _factory(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 _MASKS = {_aten.ones.default, _aten.full.default}
+
+
+_INDEX = _aten.index.Tensor
+
+
+def _positions(index: Any) -> Sequence[Any]:
+    """Return the places that a real mask selects; how many they are is known."""
+    mask = isinstance(index, torch.Tensor) and index.dtype is torch.bool and not index.is_meta
+    return index.nonzero(as_tuple=True) if mask else (index,)
 
 
 _PACK = _aten._pack_padded_sequence.default

@@ -44,9 +44,10 @@ _KINDS = (
         "it asks for a GPU that is not here: let it stay on the device of its input",
     ),
     (r"functorch|vmap", "it uses a transform of torch.func, which no trace can follow"),
+    (r"unordered_map::at", "the tracer loses checkpointed blocks: give use_reentrant=False"),
     (
-        r"INTERNAL ASSERT|unordered_map::at|ArrayRef|gradient function|list_trace|__torch_dispatch__|sym_",
-        "torch's tracer has a fault on what it does, such as checkpoint with use_reentrant=True",
+        r"INTERNAL ASSERT|ArrayRef|gradient function|list_trace|__torch_dispatch__|sym_",
+        "torch's tracer has a fault on one of its operators",
     ),
 )
 """A pattern over what was said, and what it means."""

@@ -95,7 +95,7 @@ ONE_COUNTER = {
     "a module in a list": (Calls(lambda m, x: HIDDEN[0](x)), "not registered in it"),
     "a transform": (Calls(lambda m, x: torch.func.vmap(m.line)(x)), "transform of torch.func"),
     "TorchScript": (torch.jit.script(nn.Linear(8, 8)), "TorchScript already"),
-    "a reentrant checkpoint": (Calls(checkpointed), "use_reentrant=True"),
+    "a reentrant checkpoint": (Calls(checkpointed), "give use_reentrant=False"),
 }
 
 
