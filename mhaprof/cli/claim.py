@@ -19,7 +19,6 @@ from mhaprof.report.view import View
 from mhaprof.report.views import claim_view, findings_notes
 from mhaprof.spec import DEFAULT_BATCH, DEFAULT_DIM, DEFAULT_TOKENS
 
-
 _COUNTERS = (
     ("fvcore", "fvcore_flops"),
     ("torch", "torch_macs"),

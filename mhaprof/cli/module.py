@@ -27,9 +27,7 @@ class ModuleReport:
     blocked: bool
 
 
-def count_modules(
-    modules: Sequence[AskedModule], options: MeasureOptions
-) -> ModuleReport:
+def count_modules(modules: Sequence[AskedModule], options: MeasureOptions) -> ModuleReport:
     """Count named modules of the user.
 
     Raises UsageError with a line for each that cannot be built or run.

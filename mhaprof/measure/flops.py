@@ -87,8 +87,8 @@ def count_module(
     gradients of floating inputs and of all parameters that require them; attention
     by ``scaled_dot_product_attention`` then counts as the fused kernels do it, which
     recompute the scores.  Operators in ``allow_uncounted`` (``mine::op`` or ``op``) may
-    stay without a count: a finding says so and does not block.  A ``fresh`` module was built on meta for this count alone,
-    without hooks or state: it is not copied.
+    stay without a count: a finding says so and does not block.  A ``fresh`` module was built
+    on meta for this count alone, without hooks or state: it is not copied.
 
     Raises:
         UsageError: the module cannot be copied or run, or its control flow depends on

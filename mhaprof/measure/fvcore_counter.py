@@ -173,7 +173,7 @@ def _stft(inputs: list[Any], outputs: list[Any]) -> int:
     sizes, points = _shape(x), inputs[1].toIValue()
     frames = math.prod(sizes[:-1]) * result[len(sizes)]
     half = 1 if x.type().scalarType().startswith("Complex") else 0.5
-    return round(half * 5 * frames * points * math.log2(points))
+    return round(half * 5 * frames * int(points) * math.log2(points))
 
 
 def _recurrent(inputs: list[Any], outputs: list[Any]) -> int:

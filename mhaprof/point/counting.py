@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mhaprof import formulas, module_source
@@ -24,6 +24,8 @@ from mhaprof.spec import AttentionSpec
 from mhaprof.units import DTYPE_BYTES, flops_of
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from mhaprof.attention.base import Implementation
     from mhaprof.measure.flops import ModuleFlops
 
@@ -57,7 +59,7 @@ def count(point: Point, options: MeasureOptions) -> Measured | Skipped:
             tracers = []
             findings.append(Finding(code="closed_form_only", message=implementation.counter_note))
         if tracers:
-            traced = trace(implementation, spec, tracers, options)
+            traced = trace(implementation, spec, options)
     counts, found = _joined(
         spec,
         traced,
@@ -82,21 +84,9 @@ def count_own(point: ModulePoint, options: MeasureOptions) -> Measured:
 
     Raises UsageError when it cannot be imported, built or run, or no counter can see it.
     """
-    from mhaprof.measure.flops import count_module
-
-    tracers = [name for name in options.counters if name != "closed-form"]
-    if not tracers:
-        raise UsageError("a module has no closed form; give --counter fvcore or torch")
     try:
         module = module_source.build(point)
-        inputs = module_source.meta_inputs(point.inputs)
-        found = count_module(
-            module,
-            inputs,
-            counters=tracers,
-            backward=options.backward,
-            allow_uncounted=options.allow_uncounted,
-        )
+        found = trace_module(module, module_source.meta_inputs(point.inputs), options)
     except SystemExit as stop:
         message = f"module {point.implementation} ended the program by sys.exit({stop.code!r})"
         raise UsageError(message) from stop
@@ -116,18 +106,39 @@ def count_own(point: ModulePoint, options: MeasureOptions) -> Measured:
     return Measured(module=counts, findings=list(found.findings))
 
 
-def trace(
-    implementation: Implementation,
-    spec: AttentionSpec,
-    counters: Collection[str],
+def trace_module(
+    module: nn.Module,
+    inputs: Sequence[Any],
     options: MeasureOptions,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    fresh: bool = False,
+) -> ModuleFlops:
+    """Count a module with fvcore and/or torch.  Raises UsageError where neither is asked for."""
+    from mhaprof.measure.flops import count_module
+
+    tracers = [name for name in options.counters if name != "closed-form"]
+    if not tracers:
+        raise UsageError("a module has no closed form; give the counter fvcore or torch")
+    return count_module(
+        module,
+        inputs,
+        kwargs=kwargs,
+        counters=tracers,
+        backward=options.backward,
+        allow_uncounted=options.allow_uncounted,
+        fresh=fresh,
+    )
+
+
+def trace(
+    implementation: Implementation, spec: AttentionSpec, options: MeasureOptions
 ) -> ModuleFlops:
     """Count an implementation's module on meta tensors with fvcore and/or torch."""
     import torch
 
     from mhaprof.attention import TABLE
     from mhaprof.attention.base import make_inputs
-    from mhaprof.measure.flops import count_module
 
     try:
         with torch.device("meta"):
@@ -135,14 +146,7 @@ def trace(
         inputs = make_inputs(spec, seed=0, dtype=torch.float32, device="meta")
         # What the user brought may hold hooks, or tensors that are not on meta.
         fresh = implementation.name in TABLE
-        return count_module(
-            module,
-            inputs,
-            counters=counters,
-            backward=options.backward,
-            allow_uncounted=options.allow_uncounted,
-            fresh=fresh,
-        )
+        return trace_module(module, inputs, options, fresh=fresh)
     except (RuntimeError, UsageError) as error:
         if TOO_LARGE not in str(error):
             raise

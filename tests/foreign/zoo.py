@@ -104,10 +104,6 @@ def shrunk(base: Any, small: dict[str, int], **wanted: Any) -> Any:
 
 
 WANTED = {
-    **dict.fromkeys(
-        ("autoformer", "informer", "time_series_transformer"),
-        {"prediction_length": 4, "context_length": 16},
-    ),
     "reformer": {"axial_pos_embds": False},
     "xmod": {"default_language": "en_XX"},
 }
