@@ -335,10 +335,12 @@ def test_a_triangular_system_counts_its_substitutions(left):
     def solve(m, a, b):
         return torch.linalg.solve_triangular(a, b, upper=False, left=left)
 
-    right_sides = (3, 8, 5) if left else (3, 5, 8)
-    count = agreed(Calls(solve), torch.randn(3, 8, 8), torch.randn(right_sides))
-    assert count.macs == 3 * 5 * (8 * 7 // 2)
-    assert count.by_operator == {"solve_triangular": count.macs}
+    right_side = (8, 5) if left else (5, 8)
+    for batches in (((3,), (3,)), ((), (3,)), ((3,), ())):
+        sizes = (*batches[0], 8, 8), (*batches[1], *right_side)
+        count = agreed(Calls(solve), *map(torch.randn, sizes))
+        assert count.macs == 3 * 5 * (8 * 7 // 2)
+        assert count.by_operator == {"solve_triangular": count.macs}
 
 
 @pytest.mark.parametrize(("dtype", "each"), [(torch.float32, 2.5), (torch.complex64, 5)])

@@ -112,6 +112,22 @@ def test_what_runs_is_counted_by_both(kind):
     assert agreed(function) == products * EACH
 
 
+SELECTS = {
+    "a mask of its own": lambda m, x: m.a(x)[torch.tensor([True, False])],
+    "a mask made of a range": lambda m, x: m.a(x[torch.arange(2) >= 0]),
+    "a mask that is compared": lambda m, x: m.a(x) if torch.ones(2, 100).all() else m.b(m.a(x)),
+    "truth values scattered": lambda m, x: m.a(x).masked_fill(
+        torch.zeros(2, 8, dtype=torch.bool).scatter(-1, x.argmax(-1, keepdim=True), True), 0.0
+    ),
+    "a value of the cpu filled in": lambda m, x: m.a(x).masked_fill(x > 0, torch.tensor(-1.0)),
+}
+
+
+@pytest.mark.parametrize("kind", SELECTS)
+def test_what_a_module_selects_by_its_own_masks_is_known(kind):
+    assert agreed(SELECTS[kind]) == EACH
+
+
 def test_a_functional_call_on_a_learned_token_is_counted_by_torch():
     def forward(m, x):
         held = dict(m.a.named_parameters())

@@ -165,3 +165,24 @@ def test_of_two_operators_the_one_that_is_not_allowed_blocks():
         ("uncounted_allowed", False),
     ]
     assert NAME not in count.findings[0].message
+
+
+class CostlyBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return torch.ops.mhaprof_tests.costly(gradient)
+
+
+@pytest.mark.parametrize("allowed", [(), (NAME,)])
+def test_an_operator_of_the_backward_pass_without_a_count_is_named_too(allowed):
+    module = Calls(lambda m, x: CostlyBackward.apply(m.line(x)))
+    count = count_module(
+        module, [rows()], counters=["torch"], backward=True, allow_uncounted=allowed
+    )
+    assert (count.macs, count.backward_macs, count.uncounted_ops) == (128, 256, {NAME: 1})
+    assert [f.blocking for f in count.findings] == [not allowed]
+    assert count.findings[0].message.startswith(f"the backward MACs are without {NAME}")
