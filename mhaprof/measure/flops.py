@@ -22,10 +22,9 @@ from torch import nn
 from mhaprof.errors import UsageError
 from mhaprof.measure.counting_context import SeenOnCpu, counting, fused_attention
 from mhaprof.measure.fvcore_counter import FvcoreCount, FvcoreMissing, count_with_fvcore
-from mhaprof.measure.meta_answers import DataDependent
-from mhaprof.measure.meta_copy import KEPT_VALUES, copy_call, hooks_of_user
-from mhaprof.measure.meta_mode import MetaMode
-from mhaprof.measure.module_call import ModuleCall
+from mhaprof.measure.meta_copy import KEPT_VALUES, copy_call, differentiable, hooks_of_user
+from mhaprof.measure.meta_mode import DataDependent, MetaMode
+from mhaprof.measure.module_call import ModuleCall, tensors_in
 from mhaprof.measure.restored import Surroundings, restored
 from mhaprof.measure.torch_counter import TorchCount, count_with_torch
 from mhaprof.records import Finding
@@ -117,7 +116,7 @@ def count_module(
                 blocking=True,
             )
         )
-    return _report(plan.call.counted, attempts, backward=backward_count, findings=findings)
+    return _report(plan.call.module, attempts, backward=backward_count, findings=findings)
 
 
 class _Plan:
@@ -154,14 +153,17 @@ class _Plan:
             attempts = _Attempts.of(self, counters)
         return first if attempts.empty else attempts
 
-    def run(self, count: Callable[[ModuleCall, MetaMode], Any], *, grad: bool = False) -> Any:
+    def run(self, count: Callable[[ModuleCall], Any], *, grad: bool = False) -> Any:
         """Count one call of a new copy, and put back what it changed outside.
 
-        ``call`` is then the copy that ran, with the sizes that lazy modules learned.
+        With ``grad`` its floating inputs have gradients.  ``call`` is then the copy that
+        ran, with the sizes that lazy modules learned.
         """
         with restored(self._surroundings):
             if self._fresh:
-                self.call = ModuleCall(*self._given)
+                module, args, kwargs = self._given
+                args = [differentiable(x) if grad else x for x in args]
+                self.call = ModuleCall(module, args, kwargs)
             else:
                 self.call = ModuleCall(
                     *copy_call(
@@ -169,24 +171,23 @@ class _Plan:
                         hooks=self.runs_hooks,
                         kept=self._kept,
                         input_values=self.reads_inputs,
+                        grad=grad,
                     )
                 )
                 with torch.no_grad():
                     self.call.materialize()
-            mode = MetaMode()
-            seen = nullcontext() if self._fresh else SeenOnCpu(mode, self.call.made)
+            seen = nullcontext() if self._fresh else SeenOnCpu()
             with torch.set_grad_enabled(grad), seen:
-                return count(self.call, mode)
+                return count(self.call)
 
 
-def _by_fvcore(call: ModuleCall, mode: MetaMode) -> FvcoreCount:
-    """Count with fvcore, whose trace keeps only what leads to an output: all that works does."""
-    with mode:
-        return count_with_fvcore(call, call.tensors)
+def _by_fvcore(call: ModuleCall) -> FvcoreCount:
+    with MetaMode():
+        return count_with_fvcore(call.module, call, call.tensors())
 
 
-def _by_torch(call: ModuleCall, _mode: MetaMode) -> TorchCount:
-    return count_with_torch(lambda: call(*call.tensors))
+def _by_torch(call: ModuleCall) -> TorchCount:
+    return count_with_torch(call.module, call)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,7 +219,7 @@ class _Attempts:
         return cls(**results)
 
 
-def _backward(call: ModuleCall, _mode: MetaMode) -> TorchCount:
+def _backward(call: ModuleCall) -> TorchCount:
     """Count the backward pass of all floating outputs.
 
     Raises:
@@ -226,21 +227,15 @@ def _backward(call: ModuleCall, _mode: MetaMode) -> TorchCount:
     """
     try:
         with MetaMode(), fused_attention():
-            # Clones, since a module may write into its inputs, which leaves refuse.
-            tensors = tuple(
-                tensor.detach().requires_grad_().clone()
-                if tensor.is_floating_point() or tensor.is_complex()
-                else tensor
-                for tensor in call.tensors
-            )
-            outputs = [output for output in call(*tensors) if output.requires_grad]
+            outputs = [output for output in call() if output.requires_grad]
             gradients = [torch.empty_like(output) for output in outputs]
         return count_with_torch(
-            lambda: torch.autograd.backward(outputs, gradients) if outputs else None
+            call.module,
+            lambda: torch.autograd.backward(outputs, gradients) if outputs else None,
         )
     except Exception as error:
         raise UsageError(
-            f"the backward pass of {type(call.counted).__name__} cannot be counted: {_line(error)}"
+            f"the backward pass of {type(call.module).__name__} cannot be counted: {_line(error)}"
         ) from error
 
 
@@ -255,7 +250,7 @@ def _failed(module: nn.Module, call: ModuleCall, attempts: _Attempts) -> UsageEr
                 f"{name} reads values of a tensor ({read}{_place(error)}): what it computes "
                 "depends on data, so its operations cannot be counted from shapes"
             )
-    sizes = ", ".join(str(tuple(tensor.shape)) for tensor in call.tensors)
+    sizes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors_in((call.args, call.kwargs)))
     said = list(dict.fromkeys(f"{_line(error)}{_place(error)}" for error in errors))
     reasons = f"torch: {said[0]}; fvcore: {said[1]}" if len(said) > 1 else said[0]
     return UsageError(f"{name} cannot be run for counting on tensors of sizes {sizes}: {reasons}")
@@ -393,12 +388,7 @@ def _by_qualified_name(module: nn.Module, chosen: FvcoreCount | TorchCount) -> d
     The root is the total, with what its hooks compute; a module never entered
     (a container) is the sum of its children.
     """
-    found = {}
-    for name, macs in chosen.by_module.items():
-        _, inside, qualified = f"{name}.".partition(f"{ModuleCall.CHILD}.")
-        if inside:
-            found[qualified.rstrip(".")] = macs
-    found[""] = chosen.macs
+    found = {**chosen.by_module, "": chosen.macs}
     names = [name for name, _ in module.named_modules()]
     children: Counter[str] = Counter()
     for name in reversed(names):
