@@ -27,7 +27,7 @@ from mhaprof.measure.findings import (
     silent_counters,
 )
 from mhaprof.measure.fvcore_counter import FvcoreCount, count_with_fvcore
-from mhaprof.measure.meta_copy import KEPT_VALUES, copy_call, hooks_of_user
+from mhaprof.measure.meta_copy import KEPT_VALUES, copy_call, differentiable, hooks_of_user
 from mhaprof.measure.meta_mode import MetaMode
 from mhaprof.measure.module_call import ModuleCall, tensors_in
 from mhaprof.measure.refusals import NESTED, reason, refusal, wants_values
@@ -103,7 +103,9 @@ def count_module(
     with counting() as notes:
         attempts = plan.attempt(counters)
         if not attempts.ran:
-            raise refusal(module, plan.call.tensors, attempts.errors)
+            raise refusal(
+                module, list(tensors_in((plan.call.args, plan.call.kwargs))), attempts.errors
+            )
         backward_count = plan.run(_backward, grad=True) if backward else None
     findings = [Finding(code=code, message=message) for code, message in notes.items()]
     if plan.way.inputs:
@@ -124,7 +126,7 @@ def count_module(
             )
         )
     return _report(
-        plan.call.counted, attempts, backward_count, findings=findings, allowed=allow_uncounted
+        plan.call.module, attempts, backward_count, findings=findings, allowed=allow_uncounted
     )
 
 
@@ -170,14 +172,17 @@ class _Plan:
         self.way = chosen
         return best
 
-    def run(self, count: Callable[[ModuleCall, MetaMode], Any], *, grad: bool = False) -> Any:
+    def run(self, count: Callable[[ModuleCall], Any], *, grad: bool = False) -> Any:
         """Count one call of a new copy, and put back what it changed outside.
 
-        ``call`` is then the copy that ran, with the sizes that lazy modules learned.
+        With ``grad`` its floating inputs have gradients.  ``call`` is then the copy that
+        ran, with the sizes that lazy modules learned.
         """
         with restored(self._surroundings):
             if self._fresh:
-                self.call = ModuleCall(*self._given)
+                module, args, kwargs = self._given
+                args = [differentiable(x) if grad else x for x in args]
+                self.call = ModuleCall(module, args, kwargs)
             else:
                 self.call = ModuleCall(
                     *copy_call(
@@ -185,24 +190,23 @@ class _Plan:
                         hooks=self.way.hooks,
                         kept=self.way.kept,
                         input_values=self.way.inputs,
+                        grad=grad,
                     )
                 )
                 with torch.no_grad():
                     self.call.materialize()
-            mode = MetaMode()
-            seen = nullcontext() if self._fresh else SeenOnCpu(mode, self.call.made)
+            seen = nullcontext() if self._fresh else SeenOnCpu()
             with torch.set_grad_enabled(grad), seen:
-                return count(self.call, mode)
+                return count(self.call)
 
 
-def _by_fvcore(call: ModuleCall, mode: MetaMode) -> FvcoreCount:
-    """Count with fvcore, whose trace keeps only what leads to an output: all that works does."""
-    with mode:
-        return count_with_fvcore(call, call.tensors)
+def _by_fvcore(call: ModuleCall) -> FvcoreCount:
+    with MetaMode():
+        return count_with_fvcore(call.module, call, call.tensors())
 
 
-def _by_torch(call: ModuleCall, _mode: MetaMode) -> TorchCount:
-    return count_with_torch(lambda: call(*call.tensors))
+def _by_torch(call: ModuleCall) -> TorchCount:
+    return count_with_torch(call.module, call)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +243,7 @@ class _Attempts:
         return cls(**results, errors=errors)
 
 
-def _backward(call: ModuleCall, _mode: MetaMode) -> TorchCount:
+def _backward(call: ModuleCall) -> TorchCount:
     """Count the backward pass of all floating outputs.
 
     Raises:
@@ -247,21 +251,15 @@ def _backward(call: ModuleCall, _mode: MetaMode) -> TorchCount:
     """
     try:
         with MetaMode(), fused_attention():
-            # Clones, since a module may write into its inputs, which leaves refuse.
-            tensors = tuple(
-                tensor.detach().requires_grad_().clone()
-                if tensor.is_floating_point() or tensor.is_complex()
-                else tensor
-                for tensor in call.tensors
-            )
-            outputs = [output for output in call(*tensors) if output.requires_grad]
+            outputs = [output for output in call() if output.requires_grad]
             gradients = [torch.empty_like(output) for output in outputs]
         return count_with_torch(
-            lambda: torch.autograd.backward(outputs, gradients) if outputs else None
+            call.module,
+            lambda: torch.autograd.backward(outputs, gradients) if outputs else None,
         )
     except Exception as error:
         raise UsageError(
-            f"the backward pass of {type(call.counted).__name__} cannot be counted: {reason(error)}"
+            f"the backward pass of {type(call.module).__name__} cannot be counted: {reason(error)}"
         ) from error
 
 
@@ -324,12 +322,7 @@ def _by_qualified_name(module: nn.Module, chosen: FvcoreCount | TorchCount) -> d
     The root is the total, with what its hooks compute; a module never entered
     (a container) is the sum of its children.
     """
-    found = {}
-    for name, macs in chosen.by_module.items():
-        _, inside, qualified = f"{name}.".partition(f"{ModuleCall.CHILD}.")
-        if inside:
-            found[qualified.rstrip(".")] = macs
-    found[""] = chosen.macs
+    found = {**chosen.by_module, "": chosen.macs}
     names = [name for name, _ in module.named_modules()]
     children: Counter[str] = Counter()
     for name in reversed(names):

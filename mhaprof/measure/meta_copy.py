@@ -47,13 +47,15 @@ def copy_call(
     hooks: bool,
     kept: int,
     input_values: bool,
+    grad: bool = False,
 ) -> tuple[nn.Module, list[Any], dict[str, Any]]:
     """Copy module and arguments onto the meta device; the originals are only read.
 
     Hooks that torch.nn itself installs (weight_norm, lazy modules) belong to the
     arithmetic and are kept; forward hooks of the user only where ``hooks``.  Constants
     of up to ``kept`` elements keep their values, and with ``input_values`` small inputs
-    of integers or booleans too (masks, token ids).
+    of integers or booleans too (masks, token ids); with ``grad`` floating inputs have
+    gradients.
 
     Raises:
         UsageError: something cannot be copied (a lock, a stream).
@@ -90,7 +92,7 @@ def copy_call(
         for packed in (*args, *kwargs.values()):
             if isinstance(packed, PackedSequence):
                 memo[id(packed.batch_sizes)] = packed.batch_sizes
-        with _TensorsToMeta(INPUT_VALUES if input_values else 0, floats=False):
+        with _TensorsToMeta(INPUT_VALUES if input_values else 0, floats=False, grad=grad):
             return copied, copy.deepcopy(list(args), memo), copy.deepcopy(dict(kwargs), memo)
     except Exception as error:
         lines = str(error).strip().splitlines() or ["no message"]
@@ -158,13 +160,22 @@ def _twin(tensor: torch.Tensor, kept_values: int) -> torch.Tensor:
     return result.requires_grad_() if tensor.requires_grad and tensor.is_leaf else result
 
 
+def differentiable(value: Any) -> Any:
+    """Return a tensor with a gradient where it can have one; no leaf: it may be written into."""
+    if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
+        return value
+    with torch.enable_grad():
+        return value.detach().requires_grad_().clone()
+
+
 class _TensorsToMeta(TorchFunctionMode):
     """Let ``copy.deepcopy`` meet tensors nobody announced: each becomes its twin."""
 
-    def __init__(self, kept_values: int, *, floats: bool = True) -> None:
+    def __init__(self, kept_values: int, *, floats: bool = True, grad: bool = False) -> None:
         super().__init__()
         self._kept_values = kept_values
         self._floats = floats
+        self._grad = grad
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -173,7 +184,8 @@ class _TensorsToMeta(TorchFunctionMode):
             tensor, memo = args
             if id(tensor) not in memo:
                 real = self._floats or not (tensor.is_floating_point() or tensor.is_complex())
-                memo[id(tensor)] = _twin(tensor, self._kept_values if real else 0)
+                twin = _twin(tensor, self._kept_values if real else 0)
+                memo[id(tensor)] = differentiable(twin) if self._grad else twin
             return memo[id(tensor)]
         if func is torch.Tensor.clone and args[0].layout is torch.strided:
             return _twin(args[0], 0)

@@ -15,10 +15,12 @@ import torch
 from torch import nn
 
 from mhaprof.errors import UsageError
-from mhaprof.measure.meta_answers import DataDependent
+from mhaprof.measure.meta_mode import DataDependent
 
 _MESSAGE_LIMIT = 240
-_NO_VALUES = r"unallocated storage|data-independent|[Mm]eta tensor|calling \.item\(\)"
+_NO_VALUES = (
+    r"unallocated storage|data-independent|[Mm]eta tensor|calling \.item\(\)|'lengths' argument"
+)
 """What torch says when an operator needs values that a meta tensor does not have."""
 
 NESTED = "nested tensors have no sizes to count by: give padded tensors, or each sequence alone"
@@ -29,15 +31,18 @@ _KINDS = (
     ),
     (r"from the 'Sparse\w*' backend", "products of sparse tensors depend on data: give dense ones"),
     (
-        r"traced functions\. Got",
+        r"traced functions\. Got|trace <__torch__\.torch\.classes",
         "it gives an operator an object that is no tensor, such as packed weights",
     ),
-    (r"[Nn]ested ?[Tt]ensor|jagged|sym_(size|numel|is_contiguous)|value kind: Tensor", NESTED),
+    (r"[Nn]ested ?[Tt]ensor|jagged|sym_(size|numel|is_contiguous)|is indeterminate", NESTED),
     (
         r"Cannot insert a Tensor that requires grad",
         "it uses parameters of a module that is not registered in it (in a list or a closure)",
     ),
-    (r"ScriptModule", "it is TorchScript already: give the module that was scripted"),
+    (
+        r"ScriptModule|trace <__torch__",
+        "it is TorchScript: give the module that was scripted",
+    ),
     (r"meta device type tensor to numpy", "it leaves torch for numpy, where nothing is counted"),
     (
         r"not compiled with (CUDA|\w+ support)|NVIDIA driver|No CUDA GPUs",

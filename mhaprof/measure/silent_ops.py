@@ -14,6 +14,8 @@ from functools import lru_cache
 
 import torch
 
+from mhaprof.measure.torch_private import schema_of
+
 # Values of Python that the trace shows as operators.
 _LANGUAGE = """
     Bool Complex ComplexImplicit Float FloatImplicit Int IntImplicit ScalarImplicit __and__
@@ -161,7 +163,7 @@ def _is_tagged_silent(name: str) -> bool:
         overload = getattr(packet, overload_name)
         if torch.Tag.pointwise in overload.tags:
             return True
-        returns = overload._schema.returns
+        returns = schema_of(overload).returns
         if any(r.alias_info is not None and not r.alias_info.is_write for r in returns):
             return True
     return False

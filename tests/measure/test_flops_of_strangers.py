@@ -102,6 +102,7 @@ RUNS = {
     "type() there and back": (lambda m, x: m.a(torch.zeros(2, 8).type(x.type())), 1),
     "to() the input's device": (lambda m, x: m.a(x.to(m.a.weight.device)), 1),
     "to the cpu": (lambda m, x: m.a(x.cpu()), 1),
+    "a transform": (lambda m, x: torch.func.vmap(m.a)(x), 1),
     "like, on the device": (lambda m, x: m.a(torch.zeros_like(x, device=x.device)), 1),
 }
 

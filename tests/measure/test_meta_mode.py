@@ -12,8 +12,7 @@ import torch.nn.functional as F  # noqa: N812  (the name that everyone uses)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mhaprof.measure.meta_answers import DataDependent
-from mhaprof.measure.meta_mode import MetaMode
+from mhaprof.measure.meta_mode import DataDependent, MetaMode
 
 DTYPES = (torch.float32, torch.float16, torch.float64, torch.int64, torch.bool)
 
