@@ -103,6 +103,7 @@ RUNS = {
     "to() the input's device": (lambda m, x: m.a(x.to(m.a.weight.device)), 1),
     "to the cpu": (lambda m, x: m.a(x.cpu()), 1),
     "a transform": (lambda m, x: torch.func.vmap(m.a)(x), 1),
+    "a comparison by a method": (lambda m, x: m.a(x.masked_fill(x.__eq__(0), 1.0)), 1),
     "like, on the device": (lambda m, x: m.a(torch.zeros_like(x, device=x.device)), 1),
 }
 
