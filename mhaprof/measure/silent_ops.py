@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -156,7 +157,7 @@ def is_silent(kind: str) -> bool:
 
 def _is_tagged_silent(name: str) -> bool:
     """Read torch's own description: pointwise by tag, view by its schema."""
-    packet = getattr(torch.ops.aten, name, None)
+    packet: Any = getattr(torch.ops.aten, name, None)
     if not hasattr(packet, "overloads"):  # none, or a method that every namespace has (__eq__)
         return False
     for overload_name in packet.overloads():
