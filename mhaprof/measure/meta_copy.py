@@ -9,7 +9,6 @@ them.  Compiled submodules are replaced by what they compile.
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,23 +19,13 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import TorchFunctionMode
 
 from mhaprof.errors import UsageError
+from mhaprof.measure.torch_private import FORWARD_HOOKS, HOOKS
 
 KEPT_VALUES = 64
 """Elements up to which a constant of the module (no parameter) keeps its values."""
 
 INPUT_VALUES = 4096
 """Elements up to which an integer or boolean input may keep its values."""
-
-_FORWARD_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
-_HOOKS = (
-    *_FORWARD_HOOKS,
-    "_backward_pre_hooks",
-    "_backward_hooks",
-    "_state_dict_hooks",
-    "_state_dict_pre_hooks",
-    "_load_state_dict_pre_hooks",
-    "_load_state_dict_post_hooks",
-)
 
 
 def copy_call(
@@ -61,33 +50,25 @@ def copy_call(
         UsageError: something cannot be copied (a lock, a stream).
     """
     memo: dict[int, Any] = {}
-    tables: list[tuple[dict[int, Any], OrderedDict[int, Any]]] = []
-    compiled = []
+    unwanted = []
     for child in module.modules():
-        target = _uncompiled(child)
-        if target is not child:
-            compiled.append((child, target))
-        _remember_tensors(child, memo, kept)
-        for name in _HOOKS:
-            table = child.__dict__.get(name)
-            if table:
-                fresh: OrderedDict[int, Any] = OrderedDict()
-                memo[id(table)] = fresh
-                wanted = {
-                    key: hook
-                    for key, hook in table.items()
-                    if _is_torch_hook(hook) or (hooks and name in _FORWARD_HOOKS)
-                }
-                tables.append((wanted, fresh))
+        for tensor in (*child.parameters(recurse=False), *child.buffers(recurse=False)):
+            memo.setdefault(id(tensor), _twin(tensor, kept))
+        for name in HOOKS:
+            for key, hook in (child.__dict__.get(name) or {}).items():
+                if not (_is_torch_hook(hook) or (hooks and name in FORWARD_HOOKS)):
+                    memo[id(hook)] = hook  # as it is, and thrown away below
+                    unwanted.append((child, name, key))
     what = f"{type(module).__name__} cannot"
     try:
         with _TensorsToMeta(kept):
-            for child, target in compiled:
-                memo[id(child)] = copy.deepcopy(target, memo)
+            for child in module.modules():
+                target = _uncompiled(child)
+                if target is not child:
+                    memo[id(child)] = copy.deepcopy(target, memo)
             copied = copy.deepcopy(module, memo)
-            for wanted, fresh in tables:
-                for key, hook in wanted.items():
-                    fresh[key] = copy.deepcopy(hook, memo)
+            for child, name, key in unwanted:
+                getattr(memo[id(child)], name).pop(key, None)
         what = "an input cannot"
         for packed in (*args, *kwargs.values()):
             if isinstance(packed, PackedSequence):
@@ -107,7 +88,7 @@ def hooks_of_user(module: nn.Module) -> list[str]:
     return [
         f"{_hook_name(hook)} on {name or 'the module'}"
         for name, child in module.named_modules()
-        for table in _FORWARD_HOOKS
+        for table in FORWARD_HOOKS
         for hook in (child.__dict__.get(table) or {}).values()
         if not _is_torch_hook(hook)
     ]
@@ -115,20 +96,9 @@ def hooks_of_user(module: nn.Module) -> list[str]:
 
 def _uncompiled(module: nn.Module) -> nn.Module:
     """Return what a torch.compile'd module compiles, or the module itself."""
-    while type(module).__name__ == "OptimizedModule" and "_orig_mod" in module._modules:
-        original = module._modules["_orig_mod"]
-        if original is None:
-            break
-        module = original
+    while type(module).__name__ == "OptimizedModule":
+        (module,) = module.children()
     return module
-
-
-def _remember_tensors(module: nn.Module, memo: dict[int, Any], kept: int) -> None:
-    """Enter the meta twins of the module's own tensors into a deepcopy memo."""
-    for owned in (module._parameters, module._buffers):
-        for tensor in owned.values():
-            if tensor is not None and id(tensor) not in memo:
-                memo[id(tensor)] = _twin(tensor, kept)
 
 
 def _is_torch_hook(hook: Any) -> bool:

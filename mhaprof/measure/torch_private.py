@@ -37,11 +37,23 @@ def replaced(module: Any, replacements: Mapping[str, Any]) -> Iterator[None]:
             setattr(module, name, value)
 
 
-# Operators and tensors.
+# Modules, operators and tensors.
+
+FORWARD_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+HOOKS = (
+    *FORWARD_HOOKS,
+    "_backward_pre_hooks",
+    "_backward_hooks",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
+"""Tables of hooks in a module's ``__dict__``.  Without one: its hooks are copied and run."""
 
 
-class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that starts at once."""
+class PlainDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """torch's own dispatch mode, with types; it also meets operators of higher order."""
 
     supports_higher_order_operators = True
 
@@ -56,6 +68,10 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+
+class DispatchMode(PlainDispatchMode):
+    """A dispatch mode that starts at once."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -267,8 +283,7 @@ def without_reading_masks() -> AbstractContextManager[None]:
 
     Then the row is refused, or a mask's values are read, which a finding says.
     """
-    from torch.nn.modules import transformer
-
+    transformer = importlib.import_module("torch.nn.modules.transformer")
     believe = {"_detect_is_causal_mask": lambda mask, causal, *_: bool(causal)}
     return replaced(transformer, believe)
 
