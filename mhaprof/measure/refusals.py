@@ -18,7 +18,10 @@ from mhaprof.errors import UsageError
 from mhaprof.measure.meta_mode import DataDependent
 
 _MESSAGE_LIMIT = 240
-_NO_VALUES = r"unallocated storage|not allocated yet|data-independent|[Mm]eta tensor|calling \.item\(\)|'lengths' argument"
+_NO_VALUES = (
+    r"unallocated storage|not allocated yet|data-independent|[Mm]eta tensor|calling \.item\(\)"
+    r"|'lengths' argument"
+)
 """What torch says when an operator needs values that a meta tensor does not have."""
 
 NESTED = "nested tensors have no sizes to count by: give padded tensors, or each sequence alone"
