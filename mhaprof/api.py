@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from mhaprof.errors import MhaprofError, Unavailable, UsageError
 from mhaprof.point import COUNTERS, DEFAULT_CACHE_DTYPE, MeasureOptions, count_point, measure_point
+from mhaprof.point.counting import trace_module
 from mhaprof.records import (
     Counts,
     Dtype,
@@ -37,6 +38,7 @@ def count_flops(
     counters: Collection[str] = ...,
     backward: bool = ...,
     cache_dtype: str = ...,
+    allow_uncounted: Collection[str] = ...,
 ) -> Counts: ...
 
 
@@ -48,6 +50,7 @@ def count_flops(
     kwargs: Mapping[str, Any] | None = ...,
     counters: Collection[str] = ...,
     backward: bool = ...,
+    allow_uncounted: Collection[str] = ...,
 ) -> ModuleFlops: ...
 
 
@@ -60,6 +63,7 @@ def count_flops(
     counters: Collection[str] = COUNTERS,
     backward: bool = False,
     cache_dtype: str = DEFAULT_CACHE_DTYPE,
+    allow_uncounted: Collection[str] = (),
 ) -> Counts | ModuleFlops:
     """Count the operations of an attention spec, or of any module on given inputs.
 
@@ -68,26 +72,32 @@ def count_flops(
     real or meta tensors (returns ``measure.flops.ModuleFlops``; a single tensor may be
     given bare).  Both have ``macs`` (1 per multiply-add, as fvcore counts), ``flops``
     (twice that), ``params`` and ``uncounted_ops``.  Nothing is computed or allocated,
-    and the module comes back as it went in.
+    and the module comes back as it went in.  Operators in ``allow_uncounted`` may stay
+    without a count; a finding says so.
 
     Raises:
         Unavailable: the implementation cannot express the spec.
         UsageError: the module cannot be run on the inputs, or arguments do not fit.
         MhaprofError: the counters disagree or left an operator of a spec uncounted.
     """
-    counters = _checked_counters(counters)
+    allowed = (allow_uncounted,) if isinstance(allow_uncounted, str) else tuple(allow_uncounted)
+    options = MeasureOptions(
+        counters=_checked_counters(counters),
+        backward=backward,
+        cache_dtype=cache_dtype,
+        allow_import=True,
+        allow_uncounted=allowed,
+    )
     if not isinstance(subject, AttentionSpec):
         if implementation != "eager" or cache_dtype != DEFAULT_CACHE_DTYPE:
             raise UsageError("implementation and cache_dtype are of a spec; a module has none")
-        return _count_module(subject, inputs, kwargs, counters, backward)
+        return _count_module(subject, inputs, kwargs, options)
     if cache_dtype not in DTYPE_BYTES:
         raise UsageError(f"cache_dtype {cache_dtype!r} is not one of {', '.join(DTYPE_BYTES)}")
     if inputs is not None or kwargs is not None:
         raise UsageError("an AttentionSpec makes its own inputs; give none")
     point = Point(name="point", spec=subject, implementation=implementation)
-    result = count_point(
-        point, counters=counters, backward=backward, cache_dtype=cache_dtype, allow_import=True
-    )
+    result = count_point(point, **dict(options))
     measured = _measured(result)
     blocking = [finding.message for finding in measured.findings if finding.blocking]
     if blocking:
@@ -111,23 +121,16 @@ def _count_module(
     module: nn.Module,
     inputs: Sequence[Any] | None,
     kwargs: Mapping[str, Any] | None,
-    counters: Collection[str],
-    backward: bool,
+    options: MeasureOptions,
 ) -> ModuleFlops:
     import torch
-
-    from mhaprof.measure.flops import count_module
 
     if not isinstance(module, torch.nn.Module):
         raise UsageError(
             f"count_flops takes an AttentionSpec or an nn.Module, not {type(module).__name__}"
         )
-    if isinstance(inputs, torch.Tensor):
-        inputs = (inputs,)
-    tracers = [counter for counter in counters if counter != "closed-form"]
-    if not tracers:
-        raise UsageError("a module has no closed form; give the counters fvcore or torch")
-    return count_module(module, inputs or (), kwargs=kwargs, counters=tracers, backward=backward)
+    given = (inputs,) if isinstance(inputs, torch.Tensor) else inputs or ()
+    return trace_module(module, given, options, kwargs=kwargs)
 
 
 def measure_latency(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Any, cast
 
 import torch
@@ -165,9 +166,7 @@ class Flex:
                 message=f"flex on {kind} is compiled by triton, for heads that are at least "
                 f"{LEAST_WIDTH} wide; its keys are {keys} wide here, its values {values}",
             )
-        from torch.utils._triton import has_triton
-
-        if not has_triton():
+        if find_spec("triton") is None:
             return Rejection(
                 code="backend_unavailable",
                 message=f"flex on {kind} is compiled by triton, which does not run here",

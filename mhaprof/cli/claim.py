@@ -19,6 +19,12 @@ from mhaprof.report.view import View
 from mhaprof.report.views import claim_view, findings_notes
 from mhaprof.spec import DEFAULT_BATCH, DEFAULT_DIM, DEFAULT_TOKENS
 
+_COUNTERS = (
+    ("fvcore", "fvcore_flops"),
+    ("torch", "torch_macs"),
+    ("closed form", "closed_form_macs"),
+)
+
 
 @takes(out=OutputFlags)
 def claim(
@@ -52,13 +58,15 @@ def claim(
     }
     verdict = paper.judge(points, counted)
     disagree = any(row["status"] != "ok" for row in rows)
-    views = [_view(rows, verdict.sentences)]
+    spoke = [name for name, column in _COUNTERS if rows[-1].get(column) is not None]
+    said = f"Counted by {', '.join(spoke)}{'' if disagree else ': they agree'}."
+    views = [_view(rows, [*verdict.sentences, said])]
     if latency:
         timed, table = time_cases(points, device=device)
         rows, views = [*rows, *timed], [*views, table]
     for note in findings_notes(rows):
         say(note)
-    out.emit(rows, views, claim={"holds": verdict.holds and not disagree})
+    out.emit(rows, views, claim={"holds": verdict.holds and not disagree, "counters": spoke})
     return EXIT_OK if verdict.holds and not disagree else EXIT_FINDING
 
 

@@ -85,6 +85,10 @@ def flops(
         list[str] | None,
         flag("SHAPE", "shapes of its inputs (a list): 2x128x64, 2x128:int64, 2x8:bf16", **MODULE),
     ] = None,
+    allow_uncounted: Annotated[
+        list[str] | None,
+        flag("NAME", "let these operators, such as mine::op, stay without a count (a list)"),
+    ] = None,
     allow_import: AllowImport = False,
     *,
     given: dict[str, list[object]],
@@ -110,20 +114,18 @@ def flops(
             raise UsageError("--kwargs and --input are of a module; name it by --module")
         asked = plan(config, given, model=model, allow_import=allow_import)
     reference = asked.reference if reference is None else reference
-    rows: list[Row] = []
-    results = _count_all(
-        asked,
-        tuple(listed(impl or DEFAULT_IMPLEMENTATIONS)),
-        MeasureOptions(
-            counters=counters,
-            backward=backward,
-            cache_dtype=cache_dtype,
-            allow_import=allow_import,
-        ),
-        reference=reference,
+    options = MeasureOptions(
+        counters=counters,
+        backward=backward,
+        cache_dtype=cache_dtype,
+        allow_import=allow_import,
+        allow_uncounted=tuple(listed(allow_uncounted or asked.settings.allow_uncounted or ())),
     )
+    rows: list[Row] = []
+    implementations = tuple(listed(impl or DEFAULT_IMPLEMENTATIONS))
+    results = _count_all(asked, implementations, options, reference=reference)
     with redirect_stdout(sys.stderr):  # code of the user may print; our data stays apart
-        own = count_modules(asked.modules, counters=counters, backward=backward)
+        own = count_modules(asked.modules, options)
         code = exit_code(_noted(results, rows, reference=reference))
     explained = {entry.name: explanation(entry.spec) for entry in (asked.specs if explain else ())}
     out.emit(

@@ -10,6 +10,7 @@ from mhaprof import signals
 from mhaprof.cli.planning import AskedModule
 from mhaprof.errors import UsageError
 from mhaprof.point.counting import count_own
+from mhaprof.point.options import MeasureOptions
 from mhaprof.records import ModuleCounts, Result
 from mhaprof.report.tabular import Row, row_of
 from mhaprof.report.view import View, count, text
@@ -26,9 +27,7 @@ class ModuleReport:
     blocked: bool
 
 
-def count_modules(
-    modules: Sequence[AskedModule], *, counters: Sequence[str], backward: bool
-) -> ModuleReport:
+def count_modules(modules: Sequence[AskedModule], options: MeasureOptions) -> ModuleReport:
     """Count named modules of the user.
 
     Raises UsageError with a line for each that cannot be built or run.
@@ -40,7 +39,7 @@ def count_modules(
     for asked in modules:
         name = asked.point.name
         try:
-            measured = count_own(asked.point, counters=counters, backward=backward)
+            measured = count_own(asked.point, options)
         except UsageError as error:
             faults.append(f"{asked.place}: {name}: {error}" if asked.place else str(error))
             continue

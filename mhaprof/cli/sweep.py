@@ -37,7 +37,7 @@ from mhaprof.cli.sweep_plan import (
     plan_sweep,
     plan_view,
 )
-from mhaprof.cli.timing_options import TimingFlags
+from mhaprof.cli.timing_options import TimingFlags, section_of
 from mhaprof.config import SettingsSection
 from mhaprof.errors import (
     EXIT_FINDING,
@@ -112,6 +112,10 @@ def sweep(
         ),
     ] = False,
     allow_env_mismatch: Annotated[list[str] | None, flag("NAME", MAY_DIFFER, **RUNNING)] = None,
+    allow_uncounted: Annotated[
+        list[str] | None,
+        flag("NAME", "let these operators, such as mine::op, stay without a count (a list)"),
+    ] = None,
     allow_import: AllowImport = False,
     *,
     given: dict[str, list[object]],
@@ -129,7 +133,9 @@ def sweep(
     if timeout is not None and not math.isfinite(timeout):
         raise UsageError(f"--timeout {timeout} is no number of seconds; 0 means never")
     part = parse_shard(shard) if shard is not None else None
-    flags = timing.merged(SettingsSection.model_validate({"rounds": rounds}))
+    flags = timing.merged(
+        section_of({"rounds": rounds, "allow_uncounted": listed(allow_uncounted or []) or None})
+    )
     asked = SweepRequest(
         given=given,
         flags=flags,

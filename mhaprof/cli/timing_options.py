@@ -80,6 +80,7 @@ def options_of(section: SettingsSection, **more: Any) -> MeasureOptions:
         seed=section.seed or 0,
         peak_tflops=section.peak_tflops,
         peak_gbps=section.peak_gbps,
+        allow_uncounted=section.allow_uncounted or (),
         **more,
     )
 

@@ -89,6 +89,9 @@ class SettingsSection(Section):
     seed: Seed | None = Field(None, description="of the inputs and of the order of points")
     peak_tflops: Positive | None = Field(None, description="the device's dense peak, TFLOP/s")
     peak_gbps: Positive | None = Field(None, description="the device's memory bandwidth, GB/s")
+    allow_uncounted: Distinct[Text] | None = Field(
+        None, description="operators that may stay without a count, such as mine::op"
+    )
 
     def merged(self, over: SettingsSection) -> SettingsSection:
         """Return these settings with those that ``over`` gives in their place."""

@@ -81,14 +81,12 @@ def pinned(name: str | None) -> AbstractContextManager[object]:
 
 def dispatched_operators(call: Callable[[], object]) -> set[str]:
     """Run ``call`` once and return the names of all operators dispatched meanwhile."""
-    from torch.utils._python_dispatch import TorchDispatchMode
+    from mhaprof.measure.torch_private import PlainDispatchMode
 
     seen: set[str] = set()
 
-    class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-        # flex_attention is one, and compiled by whoever calls it: else both are errors here.
-        supports_higher_order_operators = True
-
+    class Recorder(PlainDispatchMode):
+        # flex_attention is compiled by whoever calls it: else it is an error here.
         @classmethod
         def ignore_compile_internals(cls) -> bool:
             return True
@@ -97,7 +95,7 @@ def dispatched_operators(call: Callable[[], object]) -> set[str]:
             seen.add(_plain(str(func)))
             return func(*args, **(kwargs or {}))
 
-    with Recorder():  # type: ignore[no-untyped-call]
+    with Recorder():
         call()
     return seen
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -60,10 +60,11 @@ def gradients(mode: Mode) -> Iterator[None]:
     backward pass, so that it can run more than once.
     """
     import torch
-    import torch._functorch.config as functorch_config
 
-    options: dict[str, Any] = {} if mode == "forward" else {"donated_buffer": False}
-    with torch.set_grad_enabled(mode != "forward"), functorch_config.patch(options):
+    from mhaprof.measure.torch_private import keeping_buffers
+
+    kept = nullcontext() if mode == "forward" else keeping_buffers()
+    with torch.set_grad_enabled(mode != "forward"), kept:
         yield
 
 
@@ -112,20 +113,19 @@ def compiled(module: Module, *, backend: str = "inductor") -> Iterator[Compiled]
     The compiler is emptied again at the end.
     """
     import torch
-    import torch._dynamo
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     _counters().clear()
     try:
         yield Compiled(module=torch.compile(module, dynamic=False, backend=backend))
     finally:
-        torch._dynamo.reset()
+        torch.compiler.reset()
 
 
 def _counters() -> Any:
-    from torch._dynamo.utils import counters
+    from mhaprof.measure.torch_private import compiler_counters
 
-    return counters
+    return compiler_counters()
 
 
 def _compiled_frames() -> int:

@@ -7,21 +7,20 @@ since neither tracer can follow the original.
 
 from __future__ import annotations
 
+import gc
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from types import SimpleNamespace
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch.nn import functional
-from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
-from mhaprof.measure.meta_mode import MetaMode
+from mhaprof.measure.torch_private import dense_flex, replaced, without_reading_masks
 
-_FLEX_MODULE = "torch.nn.attention.flex_attention"
 FLEX_CODE = "closed_form_only"
 _FLEX_MESSAGE = (
     "no counter can follow flex_attention; it is counted as dense attention of the same "
@@ -33,48 +32,6 @@ _FLEX_MESSAGE = (
 def counting() -> Iterator[dict[str, str]]:
     """Prepare torch for counting; yield the notes (code -> message) taken meanwhile."""
     notes: dict[str, str] = {}
-    with ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")
-        stack.enter_context(_without_fast_path())
-        stack.enter_context(
-            _replaced(
-                transformer, {"_detect_is_causal_mask": lambda mask, causal, *_: bool(causal)}
-            )
-        )
-        if "torch._dynamo" in sys.modules:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-        if _FLEX_MODULE in sys.modules:
-            stack.enter_context(_dense_flex(sys.modules[_FLEX_MODULE], notes))
-        yield notes
-
-
-@contextmanager
-def _replaced(module: Any, replacements: dict[str, Any]) -> Iterator[None]:
-    """Replace those of a module's globals that it has, and put them back."""
-    before = {name: getattr(module, name) for name in replacements if hasattr(module, name)}
-    for name in before:
-        setattr(module, name, replacements[name])
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(module, name, value)
-
-
-@contextmanager
-def _without_fast_path() -> Iterator[None]:
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
-
-
-@contextmanager
-def _dense_flex(flex: Any, notes: dict[str, str]) -> Iterator[None]:
-    """Let flex_attention end in dense attention, and note that it was used."""
 
     def dense(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> Any:
         notes[FLEX_CODE] = _FLEX_MESSAGE
@@ -85,25 +42,20 @@ def _dense_flex(flex: Any, notes: dict[str, str]) -> Iterator[None]:
         row = query.new_empty(query.shape[:-1], dtype=torch.float32)
         return result, row, row
 
-    replaced = {
-        "flex_attention_hop": dense,
-        "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG": True,
-        "_validate_device": lambda *_: None,
-        "_create_empty_block_mask": _no_block_mask,
-    }
-    with _replaced(flex, replaced):
-        yield
-
-
-def _no_block_mask(query: Any, key: Any) -> Any:
-    """Return what flex_attention asks of a block mask; the real one cannot be traced."""
-    flex: Any = sys.modules[_FLEX_MODULE]
-    return SimpleNamespace(
-        BLOCK_SIZE=(flex._LARGE_SPARSE_BLOCK_SIZE, flex._LARGE_SPARSE_BLOCK_SIZE),
-        kv_num_blocks=query,
-        mask_mod=None,
-        as_tuple=lambda: (),
-    )
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    collects = gc.isenabled()
+    gc.disable()  # it would look through all of a large model's objects, again and again
+    eager = torch.compiler.set_stance if "torch._dynamo" in sys.modules else nullcontext
+    try:
+        with warnings.catch_warnings(), without_reading_masks(), dense_flex(dense):
+            warnings.simplefilter("ignore")
+            with eager("force_eager"):
+                yield notes
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+        if collects:
+            gc.enable()
 
 
 def _type_name(tensor: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -111,6 +63,16 @@ def _type_name(tensor: Any, dtype: Any = None, *args: Any, **kwargs: Any) -> Any
     if dtype is None:
         return torch.empty(0, dtype=tensor.dtype, device="cpu").type()
     return tensor.type(dtype, *args, **kwargs)
+
+
+_SAME_DEVICE = frozenset({"stft", "istft", "lstm", "gru", "rnn_tanh", "rnn_relu"})
+"""Functions that refuse constants of the CPU beside meta tensors, before they dispatch."""
+
+
+def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the meta twin of numbers; integers (the sizes of a packed batch) stay."""
+    number = tensor.is_floating_point() or tensor.is_complex()
+    return tensor.to("meta") if number and not tensor.is_meta else tensor
 
 
 _FACES: dict[Any, Callable[..., Any]] = {
@@ -123,15 +85,7 @@ _FACES: dict[Any, Callable[..., Any]] = {
 
 
 class SeenOnCpu(TorchFunctionMode):
-    """Let meta tensors say that they are on the CPU, since modules branch on the device.
-
-    ``made`` takes the results of torch's functions in which ``mode`` saw work.
-    """
-
-    def __init__(self, mode: MetaMode, made: dict[int, torch.Tensor]) -> None:
-        super().__init__()
-        self._mode = mode
-        self._made = made
+    """Let meta tensors say that they are on the CPU, since modules branch on the device."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -139,13 +93,12 @@ class SeenOnCpu(TorchFunctionMode):
         face = _FACES.get(func)
         if face is not None and args[0].is_meta:
             return face(*args, **(kwargs or {}))
-        before = self._mode.work
-        result = func(*args, **kwargs) if kwargs else func(*args)
-        if self._mode.work != before:
-            for item in result if isinstance(result, (tuple, list)) else (result,):
-                if isinstance(item, torch.Tensor):
-                    self._made[id(item)] = item
-        return result
+        name = getattr(func, "__name__", "")
+        if name in _SAME_DEVICE:
+            args, kwargs = tree_map_only(torch.Tensor, _on_meta, (args, kwargs or {}))
+        elif name in ("scatter", "scatter_"):  # the tracer knows no truth values there
+            args, kwargs = tree_map_only(bool, int, (args, kwargs or {}))
+        return func(*args, **kwargs) if kwargs else func(*args)
 
 
 _STOCK_ATTENTION = functional.scaled_dot_product_attention
@@ -161,7 +114,7 @@ def fused_attention() -> Iterator[None]:
     def attention(*args: Any, **kwargs: Any) -> Any:
         return (_fused if _fused_allowed() else _STOCK_ATTENTION)(*args, **kwargs)
 
-    with _FusedAttention(), _replaced(functional, {"scaled_dot_product_attention": attention}):
+    with _FusedAttention(), replaced(functional, {"scaled_dot_product_attention": attention}):
         yield
 
 

@@ -9,18 +9,29 @@ from __future__ import annotations
 
 import logging
 import math
+import types
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from mhaprof.measure.einsum import einsum_macs
-from mhaprof.measure.grouped import grouped_macs
+from mhaprof.measure.grouped import grouped_macs, triangular_macs
+from mhaprof.measure.module_call import Running
 from mhaprof.measure.silent_ops import is_silent
+from mhaprof.measure.torch_private import (
+    get_tracing_state,
+    graph_for_fvcore,
+    graph_of,
+    untraced,
+)
 
 Handle = Callable[[list[Any], list[Any]], "Counter[str]"]
 
@@ -55,17 +66,72 @@ class FvcoreMissing(Exception):
     """Say that fvcore is not installed, or breaks when it is imported."""
 
 
-def count_with_fvcore(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> FvcoreCount:
-    """Count ``module`` on meta ``inputs``; module names are fvcore's, the root is ``''``.
+class _Recorded(TorchFunctionMode):
+    """Pause the trace where nothing is to count: for sizes, and functions of silent operators.
+
+    A recorded node takes as long as an operator on meta.  What is written in place is
+    recorded, since it can change sizes, and so is what autograd follows: views of
+    parameters, anything where gradients are on.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        state = get_tracing_state() if _is_quiet(func) else None
+        if state is None or (func not in _QUESTIONS and _is_followed(args, kwargs)):
+            return func(*args, **kwargs)
+        with untraced(state):
+            return func(*args, **kwargs)
+
+
+def _is_followed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Tell whether the result may have a gradient, or goes into a tensor that exists."""
+    if not args or "out" in kwargs or torch.is_grad_enabled():
+        return True
+    return isinstance(args[0], torch.Tensor) and args[0].requires_grad
+
+
+_Tensor: Any = torch.Tensor
+_QUESTIONS = {
+    *(_Tensor.shape.__get__, _Tensor.ndim.__get__, _Tensor.size, _Tensor.numel, _Tensor.dim),
+    *(_Tensor.stride, _Tensor.__len__),
+}
+_BUILT_IN = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
+
+
+@lru_cache(maxsize=4096)
+def _is_quiet(func: Any) -> bool:
+    """Tell whether a function of torch asks for sizes or is one silent operator."""
+    name = getattr(func, "__name__", "")
+    own = isinstance(func, _BUILT_IN) or getattr(func, "__module__", None) == functional.__name__
+    kind = f"aten::{name}"
+    if not own or (name.endswith("_") and not name.endswith("__")):
+        return func in _QUESTIONS
+    counted = kind in HANDLES or name in ELEMENTWISE
+    return func in _QUESTIONS or (is_silent(kind) and not counted)
+
+
+def count_with_fvcore(
+    module: nn.Module, run: Callable[[], Any], tensors: Sequence[torch.Tensor]
+) -> FvcoreCount:
+    """Count what ``run``, which calls ``module``, computes from meta tensors.
+
+    Module names are fvcore's, the root is ``''``.
 
     Raises:
         FvcoreMissing: fvcore cannot be imported.
+        Unsupported: torch or fvcore lacks something that the trace needs.
     """
-    flop_count_analysis = _import_fvcore()
-    analysis = flop_count_analysis(module, inputs).set_op_handle(**HANDLES)
+
+    def graph(names: dict[int, str]) -> Any:
+        with Running(names), _Recorded():
+            return graph_of(run, tensors)
+
+    analysis = _import_fvcore()(module, ()).set_op_handle(**HANDLES)
     analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
-    analysis.tracer_warnings("none")
-    table = analysis.by_module_and_operator()
+    with graph_for_fvcore(graph):
+        table = analysis.by_module_and_operator()
     by_module = {}
     for name, counts in table.items():
         by_module[name] = sum(int(n) for op, n in counts.items() if op not in ELEMENTWISE)
@@ -163,6 +229,19 @@ def _grouped(inputs: list[Any], outputs: list[Any]) -> int:
     return grouped_macs(_shape(inputs[0]), _shape(inputs[1]))
 
 
+def _solve_triangular(inputs: list[Any], outputs: list[Any]) -> int:
+    return triangular_macs(_shape(inputs[0]), _shape(inputs[1]), left=inputs[3].toIValue())
+
+
+def _stft(inputs: list[Any], outputs: list[Any]) -> int:
+    """Count a real transform of ``n_fft`` points (half of a complex one) for each frame."""
+    x, result = inputs[0], _shape(outputs[0])
+    sizes, points = _shape(x), int(inputs[1].toIValue())
+    frames = math.prod(sizes[:-1]) * result[len(sizes)]
+    half = 1 if x.type().scalarType().startswith("Complex") else 0.5
+    return round(half * 5 * frames * points * math.log2(points))
+
+
 def _recurrent(inputs: list[Any], outputs: list[Any]) -> int:
     """Count every weight matrix once a token; lists hold the state (3-D) and the weights."""
     lists = [value.node().inputs() for value in inputs if value.node().kind() == _LIST]
@@ -256,6 +335,8 @@ HANDLES: dict[str, Handle] = {
     "aten::_grouped_mm": _handle("grouped_mm", _grouped),
     "aten::_scaled_grouped_mm": _handle("grouped_mm", _grouped),
     "transformers::grouped_mm_fallback": _handle("grouped_mm", _grouped),
+    "aten::linalg_solve_triangular": _handle("solve_triangular", _solve_triangular),
+    "aten::stft": _handle("fft", _stft),
     "aten::_convolution": _handle("conv", _convolution),
     "aten::convolution": _handle("conv", _convolution),
     "aten::_convolution_mode": _handle("conv", _convolution),

@@ -9,33 +9,23 @@ them.  Compiled submodules are replaced by what they compile.
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import TorchFunctionMode
 
 from mhaprof.errors import UsageError
+from mhaprof.measure.torch_private import FORWARD_HOOKS, HOOKS
 
 KEPT_VALUES = 64
 """Elements up to which a constant of the module (no parameter) keeps its values."""
 
 INPUT_VALUES = 4096
 """Elements up to which an integer or boolean input may keep its values."""
-
-_FORWARD_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
-_HOOKS = (
-    *_FORWARD_HOOKS,
-    "_backward_pre_hooks",
-    "_backward_hooks",
-    "_state_dict_hooks",
-    "_state_dict_pre_hooks",
-    "_load_state_dict_pre_hooks",
-    "_load_state_dict_post_hooks",
-)
 
 
 def copy_call(
@@ -46,47 +36,44 @@ def copy_call(
     hooks: bool,
     kept: int,
     input_values: bool,
+    grad: bool = False,
 ) -> tuple[nn.Module, list[Any], dict[str, Any]]:
     """Copy module and arguments onto the meta device; the originals are only read.
 
     Hooks that torch.nn itself installs (weight_norm, lazy modules) belong to the
     arithmetic and are kept; forward hooks of the user only where ``hooks``.  Constants
     of up to ``kept`` elements keep their values, and with ``input_values`` small inputs
-    of integers or booleans too (masks, token ids).
+    of integers or booleans too (masks, token ids); with ``grad`` floating inputs have
+    gradients.
 
     Raises:
         UsageError: something cannot be copied (a lock, a stream).
     """
     memo: dict[int, Any] = {}
-    tables: list[tuple[dict[int, Any], OrderedDict[int, Any]]] = []
-    compiled = []
+    unwanted = []
     for child in module.modules():
-        target = _uncompiled(child)
-        if target is not child:
-            compiled.append((child, target))
-        _remember_tensors(child, memo, kept)
-        for name in _HOOKS:
-            table = child.__dict__.get(name)
-            if table:
-                fresh: OrderedDict[int, Any] = OrderedDict()
-                memo[id(table)] = fresh
-                wanted = {
-                    key: hook
-                    for key, hook in table.items()
-                    if _is_torch_hook(hook) or (hooks and name in _FORWARD_HOOKS)
-                }
-                tables.append((wanted, fresh))
+        for tensor in (*child.parameters(recurse=False), *child.buffers(recurse=False)):
+            memo.setdefault(id(tensor), _twin(tensor, kept))
+        for name in HOOKS:
+            for key, hook in (child.__dict__.get(name) or {}).items():
+                if not (_is_torch_hook(hook) or (hooks and name in FORWARD_HOOKS)):
+                    memo[id(hook)] = hook  # as it is, and thrown away below
+                    unwanted.append((child, name, key))
     what = f"{type(module).__name__} cannot"
     try:
         with _TensorsToMeta(kept):
-            for child, target in compiled:
-                memo[id(child)] = copy.deepcopy(target, memo)
+            for child in module.modules():
+                target = _uncompiled(child)
+                if target is not child:
+                    memo[id(child)] = copy.deepcopy(target, memo)
             copied = copy.deepcopy(module, memo)
-            for wanted, fresh in tables:
-                for key, hook in wanted.items():
-                    fresh[key] = copy.deepcopy(hook, memo)
+            for child, name, key in unwanted:
+                getattr(memo[id(child)], name).pop(key, None)
         what = "an input cannot"
-        with _TensorsToMeta(INPUT_VALUES if input_values else 0, floats=False):
+        for packed in (*args, *kwargs.values()):
+            if isinstance(packed, PackedSequence):
+                memo[id(packed.batch_sizes)] = packed.batch_sizes
+        with _TensorsToMeta(INPUT_VALUES if input_values else 0, floats=False, grad=grad):
             return copied, copy.deepcopy(list(args), memo), copy.deepcopy(dict(kwargs), memo)
     except Exception as error:
         lines = str(error).strip().splitlines() or ["no message"]
@@ -101,7 +88,7 @@ def hooks_of_user(module: nn.Module) -> list[str]:
     return [
         f"{_hook_name(hook)} on {name or 'the module'}"
         for name, child in module.named_modules()
-        for table in _FORWARD_HOOKS
+        for table in FORWARD_HOOKS
         for hook in (child.__dict__.get(table) or {}).values()
         if not _is_torch_hook(hook)
     ]
@@ -109,20 +96,9 @@ def hooks_of_user(module: nn.Module) -> list[str]:
 
 def _uncompiled(module: nn.Module) -> nn.Module:
     """Return what a torch.compile'd module compiles, or the module itself."""
-    while type(module).__name__ == "OptimizedModule" and "_orig_mod" in module._modules:
-        original = module._modules["_orig_mod"]
-        if original is None:
-            break
-        module = original
+    while type(module).__name__ == "OptimizedModule":
+        (module,) = module.children()
     return module
-
-
-def _remember_tensors(module: nn.Module, memo: dict[int, Any], kept: int) -> None:
-    """Enter the meta twins of the module's own tensors into a deepcopy memo."""
-    for owned in (module._parameters, module._buffers):
-        for tensor in owned.values():
-            if tensor is not None and id(tensor) not in memo:
-                memo[id(tensor)] = _twin(tensor, kept)
 
 
 def _is_torch_hook(hook: Any) -> bool:
@@ -154,13 +130,22 @@ def _twin(tensor: torch.Tensor, kept_values: int) -> torch.Tensor:
     return result.requires_grad_() if tensor.requires_grad and tensor.is_leaf else result
 
 
+def differentiable(value: Any) -> Any:
+    """Return a tensor with a gradient where it can have one; no leaf: it may be written into."""
+    if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
+        return value
+    with torch.enable_grad():
+        return value.detach().requires_grad_().clone()
+
+
 class _TensorsToMeta(TorchFunctionMode):
     """Let ``copy.deepcopy`` meet tensors nobody announced: each becomes its twin."""
 
-    def __init__(self, kept_values: int, *, floats: bool = True) -> None:
+    def __init__(self, kept_values: int, *, floats: bool = True, grad: bool = False) -> None:
         super().__init__()
         self._kept_values = kept_values
         self._floats = floats
+        self._grad = grad
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -169,7 +154,8 @@ class _TensorsToMeta(TorchFunctionMode):
             tensor, memo = args
             if id(tensor) not in memo:
                 real = self._floats or not (tensor.is_floating_point() or tensor.is_complex())
-                memo[id(tensor)] = _twin(tensor, self._kept_values if real else 0)
+                twin = _twin(tensor, self._kept_values if real else 0)
+                memo[id(tensor)] = differentiable(twin) if self._grad else twin
             return memo[id(tensor)]
         if func is torch.Tensor.clone and args[0].layout is torch.strided:
             return _twin(args[0], 0)

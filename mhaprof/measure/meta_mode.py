@@ -1,78 +1,68 @@
-"""Run a module on meta tensors, without torch's own meta kernels where it matters.
+"""Run a module on meta tensors, where nothing is allocated or computed.
 
-torch's meta kernels are written in Python: the first ``mul`` imports torch._dynamo
-(1.5 s), the first ``bmm`` sympy (0.5 s), and each costs 0.1 to 0.3 ms afterwards.
-``MetaMode`` answers the operators that attention is made of itself, by size, dtype
-and stride order (``meta_answers.py``, ``meta_proxy.py``); whatever it does not know
-goes to torch, correct but slower.
-
-It also lets constants that ``forward`` creates meet meta tensors: small
-constants stay real (they may steer the control flow), everything else becomes meta,
-so that an N x N mask never allocates.
+``MetaMode`` notes which operators run, answers the slow ones by ``meta_answers.py`` and
+leaves the rest to torch.  It also lets constants that ``forward`` creates meet meta
+tensors: small constants stay real (they may steer the control flow), everything else
+becomes meta, so that an N x N mask never allocates.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from mhaprof.measure.meta_answers import ANSWERS, DataDependent, Rule
+from mhaprof.measure.meta_answers import Rule, draws, rule_of
 from mhaprof.measure.meta_copy import KEPT_VALUES
-from mhaprof.measure.meta_proxy import broadcast, draws, is_pointwise, pointwise, twin
 from mhaprof.measure.silent_ops import is_silent
 from mhaprof.measure.torch_private import (
+    DispatchMode,
     get_tracing_state,
     is_recording,
+    packet_of,
     put_back,
     recorded,
+    schema_of,
     untraced,
+    version_of,
 )
 
 REAL_CONSTANT_LIMIT = 4096
-"""Elements up to which an integer constant made in ``forward`` keeps its values."""
+"""Elements up to which a constant made in ``forward`` keeps its values."""
 
-REAL_OPERAND_LIMIT = 65536
+REAL_OPERAND_LIMIT = 2**20
 """Elements up to which an operator on real constants alone is computed for real."""
-
 
 _aten = torch.ops.aten
 _PRODUCTS = {_aten.mm, _aten.bmm, _aten.addmm, _aten.baddbmm, _aten.mv, _aten.addmv, _aten.dot}
 _PRODUCTS |= {_aten.convolution, _aten._convolution}
-_NEEDS_VALUES = {
-    _aten._local_scalar_dense.default: "item()",
-    _aten.nonzero.default: "nonzero()",
-    _aten.equal.default: "torch.equal()",
-    _aten.masked_select.default: "masked_select()",
-    _aten._unique2.default: "unique()",
-    _aten.unique_consecutive.default: "unique_consecutive()",
-}
+_BY_VALUE = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+_SPOKEN = {"_local_scalar_dense": "item()", "index": "indexing by a mask", "_unique2": "unique()"}
 
 
-class MetaMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class DataDependent(Exception):
+    """Say that ``forward`` asked for the value of a tensor that has only a shape."""
+
+
+class MetaMode(DispatchMode):
     """Answer operators on meta tensors and remember those that do real work.
 
     ``leaves`` counts the operators run that are not silent (``silent_ops.py``): whoever
-    counts compares them with what it knows.  ``work`` is how many they are.
+    counts compares them with what it knows.
     """
 
-    supports_higher_order_operators = True
-
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.leaves: Counter[Any] = Counter()
-        self.work = 0
         self._written: dict[int, tuple[torch.Tensor, torch.Tensor, int]] = {}
         self._unknown: dict[int, torch.Tensor] = {}
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        super().__exit__(*error)
         for tensor, values, version in self._written.values():
             put_back(tensor, values, version)
         self._written.clear()
@@ -81,12 +71,7 @@ class MetaMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _remember(self, tensor: torch.Tensor) -> None:
         """Keep the values of a real tensor, which may be the caller's, before it is written."""
         if id(tensor) not in self._written:
-            self._written[id(tensor)] = tensor, tensor.detach().clone(), tensor._version
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Keep torch from wrapping this class, which would import torch._dynamo at first use."""
-        return False
+            self._written[id(tensor)] = tensor, tensor.detach().clone(), version_of(tensor)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -108,10 +93,13 @@ class MetaMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             route = _ROUTES[func] = _Route.of(func)
         if route.noted:
             self.leaves[func] += 1
-            self.work += 1
-        is_meta, real = _kinds(args, kwargs)
-        if self._unknown and real:
-            is_meta = is_meta or any(_memory(tensor) in self._unknown for tensor in real)
+        tensors = list(_tensors((*args, *kwargs.values()) if kwargs else args))
+        real = [tensor for tensor in tensors if not tensor.is_meta]
+        is_meta = len(real) < len(tensors)
+        if self._unknown and any(_memory(tensor) in self._unknown for tensor in real):
+            is_meta = True
+            if route.by_value is not None:
+                raise DataDependent(route.by_value)
         if not is_meta:
             if not real:
                 return _factory(func, args, kwargs)
@@ -125,7 +113,7 @@ class MetaMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if route.writes_first and not args[0].is_meta:
                 self._unknown[_memory(args[0])] = args[0]
                 return args[0]
-            args = tuple([_to_meta(arg) for arg in args])
+            args = _on_meta(func, args)
             kwargs = {name: _to_meta(value) for name, value in kwargs.items()}
         return route.run(func, args, kwargs)
 
@@ -136,38 +124,46 @@ class _Route:
 
     ``writes_first`` marks operators that write into their first argument: meta values
     cannot go into a real constant, so it is returned as it is, and its memory is
-    unknown from then on: who asks for a value is refused.
+    unknown from then on: who asks for a value is refused.  ``by_value`` is the name of
+    an operator whose result depends on values.
     """
 
     answer: Rule | None
+    by_value: str | None
     noted: bool
     writes_first: bool
     multiplies: bool
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Answer the operator on meta tensors, or let torch's meta kernel do it."""
+        """Answer the operator on meta tensors, or let torch's meta kernel do it.
+
+        Raises:
+            DataDependent: the result depends on values.
+        """
         if self.multiplies:
             _check_dtypes(func, args)
         if self.answer is not None:
             result = self.answer(func, args, kwargs)
             if result is not NotImplemented:
                 return result
-        return func(*args, **kwargs)
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError as error:
+            if self.by_value is None:
+                raise
+            raise DataDependent(self.by_value) from error
 
     @classmethod
     def of(cls, func: Any) -> _Route:
-        answer = ANSWERS.get(func)
-        if func in _NEEDS_VALUES:
-            answer = _refuse
-        elif answer is None and is_pointwise(func):
-            answer = pointwise
-        schema = getattr(func, "_schema", None)
-        writes = schema is not None and schema.is_mutable and schema.name.endswith("_")
+        schema = schema_of(func)
+        depends = not _BY_VALUE.isdisjoint(getattr(func, "tags", ()))
+        name = kind_of(func).partition("::")[2]
         return cls(
-            answer=answer,
+            answer=rule_of(func),
+            by_value=_SPOKEN.get(name, f"{name}()") if depends else None,
             noted=not is_silent(kind_of(func)),
-            writes_first=writes,
-            multiplies=getattr(func, "_overloadpacket", None) in _PRODUCTS,
+            writes_first=bool(schema and schema.is_mutable and schema.name.endswith("_")),
+            multiplies=packet_of(func) in _PRODUCTS,
         )
 
 
@@ -191,47 +187,51 @@ def kind_of(func: Any) -> str:
     return str(func.name()).partition(".")[0]
 
 
-def _refuse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    raise DataDependent(_NEEDS_VALUES[func])
-
-
 def _factory(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Make a constant: real when it is small and not random, else meta."""
-    if "device" not in kwargs and "device" not in _arguments(func):
+    names = {argument.name for argument in schema_of(func).arguments}
+    if "device" not in names:
         return func(*args, **kwargs)
     planned = func(*args, **{**kwargs, "device": torch.device("meta")})
     device = kwargs.get("device")
     if (device is not None and torch.device(device).type == "meta") or draws(func):
         return planned
     limit = REAL_CONSTANT_LIMIT
-    if planned.dtype.is_floating_point:  # a fill has no values worth reading, a range may
-        limit = 1 if "size" in _arguments(func) else KEPT_VALUES
+    if planned.dtype.is_floating_point:  # ones may be a mask, zeros are a state, a range is read
+        limit = limit if func in _MASKS else 1 if "size" in names else KEPT_VALUES
     return func(*args, **kwargs) if planned.numel() <= limit else planned
 
 
-@lru_cache(maxsize=512)
-def _arguments(func: Any) -> frozenset[str]:
-    return frozenset(argument.name for argument in func._schema.arguments)
+_MASKS = {_aten.ones.default, _aten.full.default}
+_INDEX = _aten.index.Tensor
+_FILL = _aten.masked_fill.Tensor
+_PACK = _aten._pack_padded_sequence.default
 
 
-def _kinds(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[bool, list[torch.Tensor]]:
-    """Return whether any tensor is meta, and the tensors that are not."""
-    found_meta = False
-    real: list[torch.Tensor] = []
-    for arg in (*args, *kwargs.values()) if kwargs else args:
-        if isinstance(arg, torch.Tensor):
-            if arg.is_meta:
-                found_meta = True
-            else:
-                real.append(arg)
-        elif isinstance(arg, (list, tuple)):
-            for item in arg:
-                if isinstance(item, torch.Tensor):
-                    if item.is_meta:
-                        found_meta = True
-                    else:
-                        real.append(item)
-    return found_meta, real
+def _on_meta(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return arguments as meta tensors, but for what the sizes of a result are read from."""
+    if func is _PACK:
+        return args
+    if func is _FILL:  # torch takes no value of the CPU there
+        return tuple([arg.to("meta") for arg in args])
+    if func is _INDEX:
+        args = args[0], [place for index in args[1] for place in _positions(index)]
+    return tuple([_to_meta(arg) for arg in args])
+
+
+def _positions(index: Any) -> Sequence[Any]:
+    """Return the places that a real mask selects; how many they are is known."""
+    mask = isinstance(index, torch.Tensor) and index.dtype is torch.bool and not index.is_meta
+    return index.nonzero(as_tuple=True) if mask else (index,)
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors among an operator's arguments."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
 
 
 def _memory(tensor: torch.Tensor) -> int:
@@ -242,7 +242,7 @@ def _memory(tensor: torch.Tensor) -> int:
 def _to_meta(value: Any) -> Any:
     """Return the meta twin of a real tensor; 0-dim ones mix with meta as they are."""
     if isinstance(value, torch.Tensor):
-        return value if value.is_meta or value.dim() == 0 else twin(value)
+        return value if value.is_meta or value.dim() == 0 else value.to("meta")
     if isinstance(value, (list, tuple)):
         return type(value)([_to_meta(item) for item in value])
     return value
@@ -250,18 +250,10 @@ def _to_meta(value: Any) -> Any:
 
 def _too_large(func: Any, real: list[torch.Tensor]) -> bool:
     """Tell whether computing ``func`` on these real tensors could cost memory or time."""
-    for tensor in real:
-        if tensor.dim() and tensor.numel() > REAL_OPERAND_LIMIT:
-            return not _is_view(func)
-    if len(real) > 1 and real[0].dim() and is_pointwise(func):
-        size = broadcast([tensor.shape for tensor in real])
-        return size is not None and math.prod(size) > REAL_OPERAND_LIMIT
-    return False
-
-
-def _is_view(func: Any) -> bool:
-    """Tell whether the result aliases an argument: nothing is computed."""
-    schema = getattr(func, "_schema", None)
-    if schema is None:
+    rank = max(tensor.dim() for tensor in real)
+    sizes = [(*[1] * (rank - tensor.dim()), *tensor.shape) for tensor in real]
+    if math.prod(map(max, zip(*sizes, strict=True))) <= REAL_OPERAND_LIMIT:
         return False
-    return any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+    schema = schema_of(func)  # a view computes nothing
+    aliases = [result.alias_info for result in schema.returns] if schema else []
+    return not any(alias is not None and not alias.is_write for alias in aliases)

@@ -1,8 +1,4 @@
-"""One call of a module, as something that takes tensors and returns tensors.
-
-Tracers accept nothing else; real modules take keywords, numbers, lists and objects and
-return dataclasses.
-"""
+"""One call of a module, whatever it takes and returns, and the modules that run in it."""
 
 from __future__ import annotations
 
@@ -13,90 +9,96 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 from torch.nn.parameter import is_lazy
 
 from mhaprof.measure.meta_mode import MetaMode
+from mhaprof.measure.torch_private import get_tracing_state
 
 
 @dataclasses.dataclass(frozen=True)
-class _Slot:
-    """The place of tensor number ``index`` in the arguments."""
+class ModuleCall:
+    """A module and what it is called with."""
 
-    index: int
+    module: nn.Module
+    args: list[Any]
+    kwargs: dict[str, Any]
 
+    def __call__(self) -> list[torch.Tensor]:
+        """Return the tensors in the result; a generator is run to its end."""
+        return list(tensors_in(self.module(*self.args, **self.kwargs)))
 
-class ModuleCall(nn.Module):
-    """Call ``module`` with given arguments, their tensors replaced by those passed in.
-
-    ``tensors`` are the distinct tensors of the arguments, in order; a tensor that was
-    given twice (self-attention's query and key) stays one.
-    """
-
-    CHILD = "counted"
-    """The name under which the module is a child: the prefix of all traced names."""
-
-    tensors: tuple[torch.Tensor, ...]
-
-    def __init__(self, module: nn.Module, args: list[Any], kwargs: dict[str, Any]) -> None:
-        super().__init__()
-        self.training = module.training
-        self.counted = module
-        self.made: dict[int, torch.Tensor] = {}
-        arguments = (args, kwargs)
-        found: dict[int, torch.Tensor] = {}
-        self._template = _with_slots(arguments, found)
-        # A tracer needs at least one tensor to start from.
-        self.tensors = tuple(found.values()) or (torch.empty(0, device="meta"),)
-
-    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return every tensor found in the result, or the first input when there is none.
-
-        A generator is run to its end.  Tensors in ``made`` are returned as well.
-        """
-        args, kwargs = _filled(self._template, tensors)
-        result = self.counted(*args, **kwargs)
-        outputs = {id(tensor): tensor for tensor in _tensors_in(result)}
-        return tuple({**outputs, **self.made}.values()) or tensors[:1]
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the tensors that are given or that the module holds, each once."""
+        held = (*self.module.parameters(), *self.module.buffers())
+        given = tensors_in((self.args, self.kwargs))
+        return list({id(tensor): tensor for tensor in (*given, *held)}.values())
 
     def materialize(self) -> None:
         """Run once when lazy modules still have to learn their sizes."""
-        tensors = (*self.parameters(), *self.buffers())
-        if any(is_lazy(tensor) for tensor in tensors):
+        if any(is_lazy(tensor) for tensor in self.tensors()):
             with MetaMode():
-                self(*self.tensors)
+                self()
 
 
-def _with_slots(value: Any, found: dict[int, torch.Tensor]) -> Any:
-    if isinstance(value, torch.Tensor):
-        found.setdefault(id(value), value)
-        return _Slot(list(found).index(id(value)))
-    if type(value) in (list, tuple):
-        return type(value)([_with_slots(item, found) for item in value])
-    if type(value) is dict:
-        return {key: _with_slots(item, found) for key, item in value.items()}
-    return value
-
-
-def _filled(value: Any, tensors: tuple[torch.Tensor, ...]) -> Any:
-    if isinstance(value, _Slot):
-        return tensors[value.index]
-    if type(value) in (list, tuple):
-        return type(value)([_filled(item, tensors) for item in value])
-    if type(value) is dict:
-        return {key: _filled(item, tensors) for key, item in value.items()}
-    return value
-
-
-def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in a result: lists, mappings and dataclasses are searched."""
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in a value: lists, mappings and dataclasses are searched."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):
         for item in value.values():
-            yield from _tensors_in(item)
+            yield from tensors_in(item)
     elif isinstance(value, (list, tuple, types.GeneratorType)):
         for item in value:
-            yield from _tensors_in(item)
+            yield from tensors_in(item)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for entry in dataclasses.fields(value):
-            yield from _tensors_in(getattr(value, entry.name))
+            yield from tensors_in(getattr(value, entry.name))
+
+
+def names_of(module: nn.Module) -> dict[int, str]:
+    """Return ``id(submodule) -> name``, the first where there are several."""
+    return {id(child): name for name, child in module.named_modules()}
+
+
+class Running:
+    """The named modules that are running, for a counter or for the scopes of a trace.
+
+    ``parents`` are their names and ``Global``, as FlopCounterMode asks for them.
+    """
+
+    def __init__(self, names: Mapping[int, str]) -> None:
+        self.parents = {"Global"}
+        self._names = names
+        self._running: list[str] = []
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> None:
+        self._handles = [
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+        ]
+
+    def __exit__(self, *error: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _enter(self, module: nn.Module, inputs: Any) -> None:
+        name = self._names.get(id(module))
+        if name is not None:
+            self._running.append(name)
+            self.parents = {"Global", *self._running}
+            trace = get_tracing_state()
+            if trace is not None:
+                trace.push_scope(name)
+
+    def _leave(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        if id(module) in self._names and self._running:
+            self._running.pop()
+            self.parents = {"Global", *self._running}
+            trace = get_tracing_state()
+            if trace is not None:
+                trace.pop_scope()

@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from typing import Any
 
 import torch
+
+from mhaprof.measure.torch_private import schema_of
 
 # Values of Python that the trace shows as operators.
 _LANGUAGE = """
@@ -33,6 +36,7 @@ _ALIASES = """
     _add_relu copysign glu hardswish gelu log_sigmoid log_sigmoid_forward mish polar complex
     prelu _prelu_kernel relu6 rrelu rrelu_with_noise threshold isclose allclose isin radians
     softplus type_as to masked_fill fill masked_scatter where outer ger kron addr cross clamp
+    quantize_per_tensor quantize_per_tensor_dynamic quantize_per_channel dequantize
     cosine_similarity pairwise_distance gradient diff trapezoid trapz cumulative_trapezoid
 """
 # Copies, layout and joining.
@@ -145,7 +149,7 @@ def is_silent(kind: str) -> bool:
         return True
     if namespace != "aten":
         return False
-    name = _BACKWARD.sub("", name)
+    name = _BACKWARD.sub("", name).removeprefix("_foreach_")
     if name in _SILENT_NAMES or name.rstrip("_") in _SILENT_NAMES:
         return True
     return _is_tagged_silent(name) or _is_tagged_silent(name.rstrip("_"))
@@ -153,14 +157,14 @@ def is_silent(kind: str) -> bool:
 
 def _is_tagged_silent(name: str) -> bool:
     """Read torch's own description: pointwise by tag, view by its schema."""
-    packet = getattr(torch.ops.aten, name, None)
-    if packet is None:
+    packet: Any = getattr(torch.ops.aten, name, None)
+    if not hasattr(packet, "overloads"):  # none, or a method that every namespace has (__eq__)
         return False
     for overload_name in packet.overloads():
         overload = getattr(packet, overload_name)
         if torch.Tag.pointwise in overload.tags:
             return True
-        returns = overload._schema.returns
+        returns = schema_of(overload).returns
         if any(r.alias_info is not None and not r.alias_info.is_write for r in returns):
             return True
     return False

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from mhaprof import formulas, module_source
 from mhaprof.errors import UsageError
 from mhaprof.point.boundary import guarded
-from mhaprof.point.options import COUNTERS, DEFAULT_CACHE_DTYPE
+from mhaprof.point.options import MeasureOptions
 from mhaprof.records import (
     Counts,
     Finding,
@@ -24,6 +24,8 @@ from mhaprof.spec import AttentionSpec
 from mhaprof.units import DTYPE_BYTES, flops_of
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from mhaprof.attention.base import Implementation
     from mhaprof.measure.flops import ModuleFlops
 
@@ -32,41 +34,14 @@ TOO_LARGE = "Storage size calculation overflowed"
 """How torch refuses a tensor of more bytes than a signed 64-bit integer counts."""
 
 
-def count_point(
-    point: Point,
-    *,
-    counters: Collection[str] = COUNTERS,
-    backward: bool = False,
-    cache_dtype: str = DEFAULT_CACHE_DTYPE,
-    allow_import: bool = False,
-) -> Result:
-    """Count one point with the counters asked for, on meta tensors.
-
-    ``backward`` adds the FLOPs (2 per MAC) of the backward pass.  ``cache_dtype``
-    is the dtype of the KV cache and of the bytes in the arithmetic intensity.
-    """
-    return guarded(
-        point,
-        lambda: count(
-            point,
-            counters=counters,
-            backward=backward,
-            cache_dtype=cache_dtype,
-            allow_import=allow_import,
-        ),
-    )
+def count_point(point: Point, **options: Any) -> Result:
+    """Count one point on meta tensors, with fields of ``MeasureOptions``."""
+    return guarded(point, lambda: count(point, MeasureOptions(**options)))
 
 
-def count(
-    point: Point,
-    *,
-    counters: Collection[str] = COUNTERS,
-    backward: bool = False,
-    cache_dtype: str = DEFAULT_CACHE_DTYPE,
-    allow_import: bool = False,
-) -> Measured | Skipped:
+def count(point: Point, options: MeasureOptions) -> Measured | Skipped:
     """Count one point as ``count_point`` does; what breaks is raised."""
-    spec = point.spec
+    spec, counters, backward = point.spec, options.counters, options.backward
     tracers = [name for name in ("fvcore", "torch") if name in counters]
     traced: ModuleFlops | None = None
     fused = point.implementation != "eager"
@@ -74,7 +49,7 @@ def count(
     if tracers or point.implementation != "eager":
         from mhaprof import attention
 
-        implementation = attention.get(point.implementation, allow_import=allow_import)
+        implementation = attention.get(point.implementation, allow_import=options.allow_import)
         fused = implementation.fused
         mode: Mode = "forward-backward" if backward else "forward"
         rejection = implementation.rejects(spec, device="meta", dtype="float32", mode=mode)
@@ -84,14 +59,14 @@ def count(
             tracers = []
             findings.append(Finding(code="closed_form_only", message=implementation.counter_note))
         if tracers:
-            traced = trace(implementation, spec, counters=tracers, backward=backward)
+            traced = trace(implementation, spec, options)
     counts, found = _joined(
         spec,
         traced,
         closed_form="closed-form" in counters or not tracers,
         backward=backward,
         fused=fused,
-        cache_dtype=cache_dtype,
+        cache_dtype=options.cache_dtype,
     )
     return Measured.trusted(
         status="ok",
@@ -104,20 +79,14 @@ def count(
     )
 
 
-def count_own(point: ModulePoint, *, counters: Collection[str], backward: bool) -> Measured:
+def count_own(point: ModulePoint, options: MeasureOptions) -> Measured:
     """Import, build and count a module of the user.
 
     Raises UsageError when it cannot be imported, built or run, or no counter can see it.
     """
-    from mhaprof.measure.flops import count_module
-
-    tracers = [name for name in counters if name != "closed-form"]
-    if not tracers:
-        raise UsageError("a module has no closed form; give --counter fvcore or torch")
     try:
         module = module_source.build(point)
-        inputs = module_source.meta_inputs(point.inputs)
-        found = count_module(module, inputs, counters=tracers, backward=backward)
+        found = trace_module(module, module_source.meta_inputs(point.inputs), options)
     except SystemExit as stop:
         message = f"module {point.implementation} ended the program by sys.exit({stop.code!r})"
         raise UsageError(message) from stop
@@ -137,19 +106,39 @@ def count_own(point: ModulePoint, *, counters: Collection[str], backward: bool) 
     return Measured(module=counts, findings=list(found.findings))
 
 
-def trace(
-    implementation: Implementation,
-    spec: AttentionSpec,
+def trace_module(
+    module: nn.Module,
+    inputs: Sequence[Any],
+    options: MeasureOptions,
     *,
-    counters: Collection[str],
-    backward: bool = False,
+    kwargs: Mapping[str, Any] | None = None,
+    fresh: bool = False,
+) -> ModuleFlops:
+    """Count a module with fvcore and/or torch.  Raises UsageError where neither is asked for."""
+    from mhaprof.measure.flops import count_module
+
+    tracers = [name for name in options.counters if name != "closed-form"]
+    if not tracers:
+        raise UsageError("a module has no closed form; give the counter fvcore or torch")
+    return count_module(
+        module,
+        inputs,
+        kwargs=kwargs,
+        counters=tracers,
+        backward=options.backward,
+        allow_uncounted=options.allow_uncounted,
+        fresh=fresh,
+    )
+
+
+def trace(
+    implementation: Implementation, spec: AttentionSpec, options: MeasureOptions
 ) -> ModuleFlops:
     """Count an implementation's module on meta tensors with fvcore and/or torch."""
     import torch
 
     from mhaprof.attention import TABLE
     from mhaprof.attention.base import make_inputs
-    from mhaprof.measure.flops import count_module
 
     try:
         with torch.device("meta"):
@@ -157,7 +146,7 @@ def trace(
         inputs = make_inputs(spec, seed=0, dtype=torch.float32, device="meta")
         # What the user brought may hold hooks, or tensors that are not on meta.
         fresh = implementation.name in TABLE
-        return count_module(module, inputs, counters=counters, backward=backward, fresh=fresh)
+        return trace_module(module, inputs, options, fresh=fresh)
     except (RuntimeError, UsageError) as error:
         if TOO_LARGE not in str(error):
             raise

@@ -49,9 +49,7 @@ def measure_point(
     """
     chosen = options or MeasureOptions()
     if isinstance(point, ModulePoint):
-        return guarded(
-            point, lambda: count_own(point, counters=chosen.counters, backward=chosen.backward)
-        )
+        return guarded(point, lambda: count_own(point, chosen))
     return guarded(point, lambda: _measure(point, what, chosen, progress))
 
 
@@ -62,13 +60,12 @@ def _measure(
     progress: ProgressCallback | None,
 ) -> Outcome:
     timed = "latency" in what or "memory" in what
-    counted = count(
-        point,
-        counters=options.counters if "flops" in what else ("closed-form",),
-        backward=options.backward or point.settings.mode != "forward",
-        cache_dtype=_bytes_dtype(point, options, timed=timed),
-        allow_import=options.allow_import,
-    )
+    changed = {
+        "counters": options.counters if "flops" in what else ("closed-form",),
+        "backward": options.backward or point.settings.mode != "forward",
+        "cache_dtype": _bytes_dtype(point, options, timed=timed),
+    }
+    counted = count(point, options.model_copy(update=changed))
     if isinstance(counted, Skipped) or not timed:
         return counted
     return _measure_on_device(point, what, options, progress, counted)

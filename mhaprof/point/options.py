@@ -25,6 +25,7 @@ class MeasureOptions(Record):
     ``min_time_s``, ``max_time_s``, ``precision`` (half width of the median's interval
     / median) and ``samples`` make the stop rule.  ``seed`` draws weights and inputs.
     ``peak_tflops`` (TFLOP/s) and ``peak_gbps`` (GB/s) replace the device's table.
+    ``allow_uncounted`` names operators that may stay without a count.
     """
 
     counters: tuple[str, ...] = COUNTERS
@@ -38,3 +39,4 @@ class MeasureOptions(Record):
     peak_tflops: Positive | None = None
     peak_gbps: Positive | None = None
     allow_import: bool = False
+    allow_uncounted: tuple[str, ...] = ()

@@ -178,7 +178,8 @@ def _add_counts(row: Row, counts: Counts | ModuleCounts, reference_macs: int | N
     fields = vars(counts).copy()
     for stage, macs in fields.pop("by_stage", {}).items():
         row[_STAGE_COLUMN[stage]] = macs
-    fields["uncounted_ops"] = " ".join(sorted(counts.uncounted_ops)) or None
+    left_out = sorted(counts.uncounted_ops.items())
+    fields["uncounted_ops"] = ", ".join(f"{name} x{calls}" for name, calls in left_out) or None
     row.update(fields)
     row["flops"] = counts.flops
     if reference_macs:

@@ -58,7 +58,10 @@ def identity_of(
     """Return the hash of a point, of what is measured of it, and of how it is counted."""
     content: dict[str, object] = {"point": point.identity(), "measure": sorted(what)}
     if "flops" in what:
-        content |= options.model_dump(include={"counters", "backward", "cache_dtype"})
+        counted = {"counters", "backward", "cache_dtype"}
+        if options.allow_uncounted:  # left out where empty: old files keep their identities
+            counted.add("allow_uncounted")
+        content |= options.model_dump(include=counted)
     return digest(content)
 
 

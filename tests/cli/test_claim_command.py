@@ -21,7 +21,7 @@ RESULTS = Path(__file__).parents[2] / "results"
 def test_the_claim_is_reproduced(mhaprof: Any) -> None:
     ran = mhaprof("claim", "--format", "json")
     assert ran.code == 0
-    assert ran.json["claim"] == {"holds": True}
+    assert ran.json["claim"] == {"holds": True, "counters": ["fvcore", "torch", "closed form"]}
     cases = {(row["heads"], row["out_proj"]): row for row in ran.rows}
     assert cases[1, False]["role"] == "reference"
     assert cases[1, False]["fvcore_flops"] == 60129542144
@@ -83,7 +83,7 @@ def dishonest_heads(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_counters_that_disagree_are_printed_marked_and_exit_1(mhaprof: Any) -> None:
     ran = mhaprof("claim", "--format", "json")
     assert ran.code == 1
-    assert ran.json["claim"] == {"holds": False}
+    assert ran.json["claim"] == {"holds": False, "counters": ["fvcore", "torch", "closed form"]}
     marked = [row["name"] for row in ran.rows if row["status"] == "failed"]
     assert marked == ["4 heads, W_O", "4 heads, no W_O"]
     assert {row["reason"] for row in ran.rows if row["status"] == "failed"} == {"counters_disagree"}

@@ -349,3 +349,52 @@ def test_modules_of_a_file_that_cannot_be_counted_are_told_at_once_with_their_pl
     assert (ran.code, ran.out) == (2, "")
     assert first.startswith(f"mhaprof: {file}:3:5: unbuilt: module torch.nn:Linear cannot be built")
     assert second.startswith(f"mhaprof: {file}:4:5: unfit: Linear.forward cannot be run")
+
+
+SOLVES = """
+import torch
+from torch import nn
+
+class Solves(nn.Linear):
+    def forward(self, x):
+        return torch.linalg.svd(super().forward(x))[0]
+"""
+
+
+@pytest.fixture
+def solves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make a module importable of which one operator has no count, and a file that names it."""
+    (tmp_path / "solves.py").write_text(SOLVES)
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "points.yaml"
+    file.write_text(
+        "version: 1\n"
+        "settings: {allow_uncounted: aten::linalg_svd}\n"
+        "module: solves:Solves\n"
+        "kwargs: {in_features: 8, out_features: 8}\n"
+        "inputs: 2x8\n"
+    )
+    return file
+
+
+@pytest.mark.usefixtures("solves")
+def test_an_operator_without_a_count_fails_the_row_and_says_how_to_go_on(mhaprof: Any) -> None:
+    module = ["--module", "solves:Solves", "--kwargs", '{"in_features": 8, "out_features": 8}']
+    ran = mhaprof("flops", *module, "--input", "2x8", "--format", "json")
+    assert ran.code == 1
+    assert (ran.rows[0]["status"], ran.rows[0]["reason"]) == ("failed", "uncounted_ops")
+    flag = ran.err.strip().rpartition(": ")[2].split()
+    assert flag == ["--allow-uncounted", "aten::linalg_svd"]
+    ran = mhaprof("flops", *module, "--input", "2x8", "--format", "json", *flag)
+    assert ran.code == 0
+    (row,) = ran.rows
+    assert (row["status"], row["reason"], row["macs"]) == ("ok", "uncounted_allowed", 128)
+    assert row["uncounted_ops"] == "aten::linalg_svd x1"
+    assert "the MACs are without aten::linalg_svd (x1)" in ran.err
+
+
+def test_a_file_may_allow_an_operator_without_a_count(mhaprof: Any, solves: Path) -> None:
+    ran = mhaprof("flops", solves, "--allow-import", "--format", "json")
+    assert (ran.code, ran.rows[0]["reason"]) == (0, "uncounted_allowed")
+    ran = mhaprof("flops", solves, "--allow-import", "--allow-uncounted", "mine::other")
+    assert ran.code == 1

@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  (the name that everyone uses)
 from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.utils.checkpoint import checkpoint
 
 from mhaprof.measure.flops import count_module
 from mhaprof.measure.fvcore_counter import HANDLES
@@ -273,3 +275,114 @@ def test_the_values_of_attention_may_be_wider_than_its_queries():
     name = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     macs = 2 * 3 * 5 * (8 + 16)
     assert FORMULAS[name]((1, 2, 3, 8), (1, 2, 5, 8), (1, 2, 5, 16)) == 2 * macs
+
+
+@pytest.mark.parametrize(("kind", "gates"), [(nn.RNN, 1), (nn.GRU, 3), (nn.LSTM, 4)])
+@pytest.mark.parametrize("given", ["as input", "packed inside", "padded again"])
+def test_a_packed_sequence_counts_its_real_lengths(kind, gates, given):
+    layer, x = kind(8, 6), torch.randn(5, 2, 8)
+    macs = (5 + 3) * gates * 6 * (8 + 6)
+
+    def inside(m, x):
+        packed = pack_padded_sequence(x, torch.tensor([3, 5]), enforce_sorted=False)
+        out = m.layer(packed)[0]
+        return pad_packed_sequence(out)[0] if given == "padded again" else out.data
+
+    if given == "as input":
+        count = agreed(layer, pack_padded_sequence(x, torch.tensor([5, 3])), backward=True)
+        assert count.backward_macs == 2 * macs - 2 * gates * 6 * 6  # none for the first state
+    else:
+        module = Calls(inside)
+        module.layer = layer
+        count = agreed(module, x)
+    assert count.macs == macs
+
+
+def test_lengths_that_are_an_input_are_read_and_the_row_says_so():
+    module = Calls(lambda m, x, lengths: m.rnn(pack_padded_sequence(x, lengths))[0].data)
+    module.rnn = nn.GRU(8, 6)
+    count = count_module(module, [torch.randn(5, 2, 8), torch.tensor([5, 3])])
+    assert count.fvcore_macs == count.torch_macs == 8 * 3 * 6 * (8 + 6)
+    assert [(f.code, f.blocking) for f in count.findings] == [("input_values_read", False)]
+
+
+def quantized(module, x, *, static=False, dtype=torch.qint8):
+    quantization = torch.ao.quantization
+    if not static:
+        return quantization.quantize_dynamic(module, {nn.Linear}, dtype=dtype)
+    wrapped = nn.Sequential(quantization.QuantStub(), module, quantization.DeQuantStub()).eval()
+    wrapped.qconfig = quantization.get_default_qconfig("fbgemm")
+    prepared = quantization.prepare(wrapped)
+    prepared(x)
+    return quantization.convert(prepared)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "options", [{}, {"dtype": torch.float16}, {"static": True}], ids=["int8", "float16", "static"]
+)
+def test_quantized_linears_of_torch_count_as_the_products_that_they_are(options):
+    x = torch.randn(2, 3, 8)
+    module = quantized(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)), x, **options)
+    (finding,) = (count := count_module(module, [x])).findings
+    assert count.macs == count.torch_macs == 6 * (8 * 16 + 16 * 4)
+    assert (finding.code, finding.blocking) == ("fvcore_cannot_trace", False)
+    assert "packed weights" in finding.message
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_a_triangular_system_counts_its_substitutions(left):
+    def solve(m, a, b):
+        return torch.linalg.solve_triangular(a, b, upper=False, left=left)
+
+    right_side = (8, 5) if left else (5, 8)
+    for batches in (((3,), (3,)), ((), (3,)), ((3,), ())):
+        sizes = (*batches[0], 8, 8), (*batches[1], *right_side)
+        count = agreed(Calls(solve), *map(torch.randn, sizes))
+        assert count.macs == 3 * 5 * (8 * 7 // 2)
+        assert count.by_operator == {"solve_triangular": count.macs}
+
+
+@pytest.mark.parametrize(("dtype", "each"), [(torch.float32, 2.5), (torch.complex64, 5)])
+def test_a_short_fourier_transform_is_stated_apart(dtype, each):
+    def spectrum(m, x):
+        return torch.stft(x, 16, window=torch.ones(16, dtype=x.dtype), return_complex=True).abs()
+
+    count = agreed(Calls(spectrum), torch.randn(2, 64, dtype=dtype))
+    assert (count.macs, count.elementwise) == (0, {"fft": each * 2 * 17 * 16 * 4})
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_what_a_checkpointed_block_computes_again_is_counted_once_and_named(reentrant):
+    def forward(m, x):
+        return checkpoint(m.block, m.line(x), use_reentrant=reentrant)
+
+    module = Calls(forward)
+    module.block = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh())
+    count = count_module(module, [torch.randn(2, 8)], backward=True)
+    assert (count.macs, count.backward_macs) == (3 * 128, 3 * 256 + 2 * 128)
+    (finding,) = (f for f in count.findings if f.code == "recomputed")
+    assert not finding.blocking
+    assert "256 of the forward" in finding.message
+
+
+def test_inputs_without_a_gradient_take_their_part_of_the_backward_away():
+    table = nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 8))
+    ids = torch.zeros(2, dtype=torch.int64)
+    assert agreed(table, ids, backward=True).backward_macs == 2 * 128
+    table[0].requires_grad_(requires_grad=False)
+    assert agreed(table, ids, backward=True).backward_macs == 128
+
+
+def test_a_module_with_two_names_is_counted_under_the_first_and_the_row_says_so():
+    line = nn.Linear(8, 8)
+    count = count_module(nn.Sequential(line, nn.ReLU(), line), [torch.zeros(2, 8)])
+    assert count.by_module == {"": 256, "0": 256, "1": 0}
+    (finding,) = count.findings
+    assert (finding.code, finding.blocking) == ("shared_modules", False)
+    assert finding.message.endswith("2 under 0")
+
+
+def test_an_activation_with_two_names_is_nothing_to_speak_of():
+    relu = nn.ReLU()
+    assert agreed(nn.Sequential(relu, nn.Linear(8, 8), relu), torch.zeros(2, 8)).macs == 128

@@ -16,7 +16,7 @@ import torch.nn.functional as F  # noqa: N812  (the name that everyone uses)
 from torch import nn
 
 from mhaprof.errors import UsageError
-from mhaprof.measure import flops
+from mhaprof.measure import findings, flops
 from mhaprof.measure.flops import count_module
 from mhaprof.measure.fvcore_counter import FvcoreCount
 from mhaprof.measure.torch_counter import TorchCount
@@ -102,6 +102,8 @@ RUNS = {
     "type() there and back": (lambda m, x: m.a(torch.zeros(2, 8).type(x.type())), 1),
     "to() the input's device": (lambda m, x: m.a(x.to(m.a.weight.device)), 1),
     "to the cpu": (lambda m, x: m.a(x.cpu()), 1),
+    "a transform": (lambda m, x: torch.func.vmap(m.a)(x), 1),
+    "a comparison by a method": (lambda m, x: m.a(x.masked_fill(x.__eq__(0), 1.0)), 1),
     "like, on the device": (lambda m, x: m.a(torch.zeros_like(x, device=x.device)), 1),
 }
 
@@ -110,6 +112,22 @@ RUNS = {
 def test_what_runs_is_counted_by_both(kind):
     function, products = RUNS[kind]
     assert agreed(function) == products * EACH
+
+
+SELECTS = {
+    "a mask of its own": lambda m, x: m.a(x)[torch.tensor([True, False])],
+    "a mask made of a range": lambda m, x: m.a(x[torch.arange(2) >= 0]),
+    "a mask that is compared": lambda m, x: m.a(x) if torch.ones(2, 100).all() else m.b(m.a(x)),
+    "truth values scattered": lambda m, x: m.a(x).masked_fill(
+        torch.zeros(2, 8, dtype=torch.bool).scatter(-1, x.argmax(-1, keepdim=True), True), 0.0
+    ),
+    "a value of the cpu filled in": lambda m, x: m.a(x).masked_fill(x > 0, torch.tensor(-1.0)),
+}
+
+
+@pytest.mark.parametrize("kind", SELECTS)
+def test_what_a_module_selects_by_its_own_masks_is_known(kind):
+    assert agreed(SELECTS[kind]) == EACH
 
 
 def test_a_functional_call_on_a_learned_token_is_counted_by_torch():
@@ -434,5 +452,5 @@ def test_the_more_complete_count_is_taken_and_a_difference_is_said(fvcore, trace
     chosen, complete = flops._choose(ours, theirs)
     assert chosen is {"fvcore": ours, "torch": theirs}[taken]
     assert complete is (not chosen.uncounted_ops)
-    found = [(f.code, f.blocking) for f in flops._disagreement(ours, theirs)]
+    found = [(f.code, f.blocking) for f in findings.disagreement(ours, theirs)]
     assert found == ([] if code is None else [(code, code == "counters_disagree")])

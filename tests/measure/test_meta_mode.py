@@ -12,8 +12,7 @@ import torch.nn.functional as F  # noqa: N812  (the name that everyone uses)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mhaprof.measure.meta_answers import DataDependent
-from mhaprof.measure.meta_mode import MetaMode
+from mhaprof.measure.meta_mode import DataDependent, MetaMode
 
 DTYPES = (torch.float32, torch.float16, torch.float64, torch.int64, torch.bool)
 
@@ -236,7 +235,8 @@ def test_constants_are_real_when_small_and_meta_otherwise():
         assert torch.ones(1 << 20, 1 << 20, dtype=torch.bool).is_meta
         assert torch.arange(1 << 40).is_meta
         assert torch.linspace(0, 1, 3).tolist() == [0, 0.5, 1]
-        assert torch.ones(65).is_meta
+        assert torch.ones(2, 65).all()  # a mask of the model's own
+        assert torch.ones(2, 65, 65).is_meta
         rows = torch.arange(4000)
         assert (rows[:, None] < rows[None]).is_meta
 

@@ -219,3 +219,27 @@ def test_the_fingerprint_follows_what_the_code_imports_and_nothing_else() -> Non
         seen.add(code_of("pack.top:late"))
     assert len(seen) == 5
     assert code_of("torch.nn:Linear") != code_of("nowhere_at_all:X") == ""
+
+
+def solving(times: int) -> str:
+    """Return the module with an operator that no counter knows, run so often."""
+    old = "return self.out(y.transpose(1, 2).flatten(2))"
+    calls = "\n        ".join(["y = torch.linalg.svd(y, full_matrices=False)[0]"] * times)
+    return "import torch\n" + ATTENTION.replace(old, f"{calls}\n        {old}")
+
+
+def test_the_gate_sees_every_call_of_an_operator_that_may_stay_without_a_count(shell: Any) -> None:
+    Path("attn.py").write_text(solving(1))
+    sys.modules.pop("attn", None)
+    assert shell(SWEEP, "--inline").code == 1
+    allowed = (SWEEP, "--inline", "--allow-uncounted", "linalg_svd,mine::op")
+    for line in (allowed, (UPDATE,), (GATE,)):
+        assert shell(*line).code == 0
+    Path("attn.py").write_text(solving(2))
+    del sys.modules["attn"]
+    assert shell(*allowed).code == 0
+    gate = shell(GATE, "--format", "json")
+    assert gate.code == 1
+    assert [row["metric"] for row in gate.rows if row["verdict"] == "regressed"] == [
+        "uncounted_ops"
+    ]
