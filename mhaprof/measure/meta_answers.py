@@ -56,6 +56,11 @@ def _grouped_mm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     return a.new_empty((*groups, a.shape[-2], b.shape[-1]), dtype=dtype)
 
 
+def _convolution(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Answer what ``_convolution`` ends in on meta tensors up to torch 2.10."""
+    return _aten.convolution.default(*args, **kwargs)
+
+
 def _reduction(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Answer a reduction ``(self, dim, keepdim)`` over some or all dimensions."""
     kept, dims = args[0], args[1] if len(args) > 1 else kwargs.get("dim")
@@ -170,6 +175,7 @@ _ANSWERS: dict[Any, Rule] = {
     **dict.fromkeys(_REDUCTIONS, _reduction),
     **({_aten._grouped_mm.default: _grouped_mm} if hasattr(_aten, "_grouped_mm") else {}),
     _aten.native_layer_norm.default: _layer_norm,
+    _aten.convolution_overrideable.default: _convolution,
 }
 
 
