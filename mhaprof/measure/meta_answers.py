@@ -57,8 +57,8 @@ def _grouped_mm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 
 
 def _convolution(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Answer what ``_convolution`` ends in on meta tensors up to torch 2.10."""
-    return _aten.convolution.default(*args, **kwargs)
+    """Answer ``_convolution``, which torch 2.10 cannot run on meta, as ``convolution``."""
+    return _aten.convolution.default(*args[:9], **kwargs)
 
 
 def _reduction(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -175,7 +175,7 @@ _ANSWERS: dict[Any, Rule] = {
     **dict.fromkeys(_REDUCTIONS, _reduction),
     **({_aten._grouped_mm.default: _grouped_mm} if hasattr(_aten, "_grouped_mm") else {}),
     _aten.native_layer_norm.default: _layer_norm,
-    _aten.convolution_overrideable.default: _convolution,
+    _aten._convolution.default: _convolution,
 }
 
 
