@@ -133,9 +133,7 @@ def sweep(
     if timeout is not None and not math.isfinite(timeout):
         raise UsageError(f"--timeout {timeout} is no number of seconds; 0 means never")
     part = parse_shard(shard) if shard is not None else None
-    flags = timing.merged(
-        section_of({"rounds": rounds, "allow_uncounted": listed(allow_uncounted or []) or None})
-    )
+    flags = timing.merged(section_of({"rounds": rounds, "allow_uncounted": allow_uncounted}))
     asked = SweepRequest(
         given=given,
         flags=flags,

@@ -82,6 +82,11 @@ def _dequantize(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     return torch.empty(args[0].shape, dtype=torch.float32, device="meta")
 
 
+def _convolution(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Answer ``_convolution``, which torch 2.10 cannot run on meta, as ``convolution``."""
+    return _aten.convolution.default(*args[:9], **kwargs)
+
+
 def _reduction(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Answer a reduction ``(self, dim, keepdim)`` over some or all dimensions."""
     kept, dims = args[0], args[1] if len(args) > 1 else kwargs.get("dim")
@@ -198,6 +203,7 @@ _ANSWERS: dict[Any, Rule] = {
     _aten.native_layer_norm.default: _layer_norm,
     _aten.dequantize.self: _dequantize,
     _aten._pack_padded_sequence.default: _packed,
+    _aten._convolution.default: _convolution,
 }
 for _name in QUANTIZED_LINEAR:
     if hasattr(torch.ops.quantized, _name):

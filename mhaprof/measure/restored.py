@@ -13,7 +13,7 @@ import random
 import sys
 import types
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -107,13 +107,13 @@ class Surroundings:
                     names.add(value.__module__)
                 if isinstance(value, type) and value.__module__ == name:
                     self._classes.append((value, dict(vars(value))))
-                    for item in vars(value).values():
-                        self._look_at(item)
+                    self._look_into(vars(value))
 
-    def _look_into(self, content: dict[str, Any]) -> None:
+    def _look_into(self, content: Mapping[str, Any]) -> None:
         self._look_at(content)
         for value in content.values():
-            self._look_at(value)
+            if type(value) in _LOOKED_AT:  # most are functions and classes
+                self._look_at(value)
 
     def _look_at(self, value: Any) -> None:
         value = getattr(value, "__func__", value) if isinstance(value, _WRAPPERS) else value
@@ -139,6 +139,7 @@ class Surroundings:
 
 
 _WRAPPERS = (staticmethod, classmethod, types.MethodType)
+_LOOKED_AT = frozenset((*_CONTAINERS, *_WRAPPERS, _Cached))
 
 
 def _content(cell: Any) -> Any:
@@ -150,6 +151,9 @@ def _content(cell: Any) -> Any:
 
 def _restore(now: Any, before: dict[Any, Any], put: Any, remove: Any) -> None:
     """Put entries back one by one; code that was imported meanwhile stays."""
+    same = map(operator.is_, now.values(), before.values())
+    if now.keys() == before.keys() and all(same):
+        return  # as fast as it can be said of the thousands that nobody touched
     for key in [key for key in now if key not in before]:
         if not isinstance(now[key], (types.ModuleType, types.FunctionType, type)):
             remove(key)

@@ -1,6 +1,6 @@
 """Every private name of torch and fvcore that mhaprof uses, and what happens without it.
 
-All were seen in torch 2.10, 2.13 and 2.15 (``.ci/versions`` counts on the lowest and the
+All were seen in torch 2.10, 2.13 and 2.14 (``.ci/versions`` counts on the lowest and the
 newest) and in fvcore 0.1.5.  A name that is missing costs speed or one of the two
 counters, which a finding then says, never a wrong number: a test removes each in turn.
 """

@@ -79,7 +79,7 @@ def least(runs: Sequence[Usage]) -> float:
     ("arguments", "peer", "limit"),
     [
         (["--help"], "import torch", 0.35),
-        (["flops", "--dim", "512", "--heads", "8"], "import torch, fvcore.nn", 2.2),
+        (["flops", "--dim", "512", "--heads", "8"], "import torch, fvcore.nn", 1.5),
     ],
 )
 def test_starting_takes_a_bounded_share_of_an_import(
@@ -172,15 +172,15 @@ def counted(specs: Sequence[AttentionSpec], counters: Sequence[str]) -> None:
 
 
 def bare(specs: Sequence[AttentionSpec]) -> None:
-    """Count the same modules with a bare loop of fvcore on meta tensors."""
+    """Count the article's module of the same sizes with a bare loop of fvcore on meta tensors."""
     import torch
     from fvcore.nn import FlopCountAnalysis
 
-    from mhaprof import attention
-
+    made: dict[str, Any] = {}
+    exec(ARTICLE.partition("x = torch.rand")[0], made)
     for spec in specs:
         with torch.device("meta"):
-            module = attention.get("eager").build(spec)
+            module = made["Attention"](spec.dim, spec.heads)
             x = torch.empty(spec.batch, spec.tokens, spec.dim)
         analysis = FlopCountAnalysis(module, (x,))
         analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
@@ -218,6 +218,52 @@ def test_1000_points_cost_little_more_than_a_bare_loop_of_fvcore_and_no_memory()
     assert share["fvcore"] <= 1.6
     assert share["all"] <= 2.5
     assert grown < 10 * 2**20
+
+
+def vision_transformer(request: pytest.FixtureRequest) -> tuple[Any, list[Any]]:
+    timm, torch = request.getfixturevalue("timm"), pytest.importorskip("torch")
+    with torch.device("meta"):
+        return timm.create_model("vit_large_patch16_224"), [torch.empty(1, 3, 224, 224)]
+
+
+def decoder(request: pytest.FixtureRequest) -> tuple[Any, list[Any]]:
+    transformers, torch = request.getfixturevalue("transformers"), pytest.importorskip("torch")
+    sizes = {"hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 32}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 4}
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads))
+        return model, [torch.zeros(1, 128, dtype=torch.long)]
+
+
+@pytest.mark.parametrize("build", [vision_transformer, decoder])
+def test_both_counts_of_a_whole_model_take_little_more_than_torchs_counter_on_meta(
+    build: Callable[[pytest.FixtureRequest], tuple[Any, list[Any]]],
+    request: pytest.FixtureRequest,
+) -> None:
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from mhaprof.measure.flops import count_module
+
+    model, inputs = build(request)
+    model.eval()
+    flops: list[int] = []
+
+    def theirs() -> None:
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            model(*inputs)
+        flops.append(counter.get_total_flops())
+
+    def ours() -> None:
+        count = count_module(model, inputs)
+        assert count.findings == ()
+        flops.append(count.flops)
+
+    pairs = [(cpu_seconds(ours), cpu_seconds(theirs)) for _ in range(5)]
+    ratio = min(pair[0] for pair in pairs) / min(pair[1] for pair in pairs)
+    print(f"\n{type(model).__name__}: {ratio:.2f} of FlopCounterMode on meta tensors")
+    assert len(set(flops)) == 1
+    assert ratio <= 1.5
 
 
 GRID = """
