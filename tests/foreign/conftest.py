@@ -97,7 +97,7 @@ def build(model_type: str) -> Built:
 
     try:
         config = CONFIG_MAPPING[model_type](**OVERRIDES.get(model_type, {}))
-    except Exception as error:  # noqa: BLE001: whatever a class raises is what is told
+    except Exception as error:  # noqa: BLE001 - whatever a class raises is what is told
         return Built(config={}, blocks=(), failure=_told(error))
     raw = json.loads(config.to_json_string(use_diff=False))
     try:
@@ -106,7 +106,7 @@ def build(model_type: str) -> Built:
             return Built(config=raw, blocks=(), failure="no model of its own")
         with torch.device("meta"):
             model = cls(config)
-    except Exception as error:  # noqa: BLE001: as above
+    except Exception as error:  # noqa: BLE001 - as above
         return Built(config=raw, blocks=(), failure=_told(error))
     return Built(config=raw, blocks=tuple(_blocks(model)))
 
