@@ -18,7 +18,7 @@ from mhaprof.config.grid import too_many
 from mhaprof.errors import EXIT_OK, UsageError
 from mhaprof.huggingface import ModelPlan, layers_of
 from mhaprof.huggingface.cost import cost_of
-from mhaprof.huggingface.layers import Part
+from mhaprof.huggingface.parts import Part
 from mhaprof.huggingface.sources import (
     RawConfig,
     preset_names,
@@ -86,7 +86,7 @@ def model(
         ),
     ] = None,
     part: Annotated[
-        str, typer.Option(help="tower of a multimodal file", metavar=choices(Part))
+        str, typer.Option(help="part of a composite file", metavar=choices(Part))
     ] = "text",
     partial: Annotated[
         bool, typer.Option("--partial", help="leave out layers that are no softmax attention")
@@ -272,7 +272,7 @@ class _ModelFlags:
                 show_default="each distinct kind", min=0, **panel,
             ),
             option(
-                "part", str, help="tower of a multimodal file", default="text",
+                "part", str, help="part of a composite file", default="text",
                 metavar=choices(Part), **panel,
             ),
             option(

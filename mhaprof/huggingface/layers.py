@@ -5,24 +5,20 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from mhaprof.errors import SpecError, UsageError
-from mhaprof.huggingface.families import FAMILIES, SEQ2SEQ
-from mhaprof.huggingface.family import Family, Seq2Seq
+from mhaprof.huggingface.families import SEQ2SEQ
+from mhaprof.huggingface.family import Seq2Seq
 from mhaprof.huggingface.keys import KeyFault, Keys, Locate, refusal, shown
+from mhaprof.huggingface.parts import Part, descend, missing
 from mhaprof.huggingface.patterns import EXPRESSIBLE, declared_types, type_key
 from mhaprof.huggingface.plan import LayerKind, MissingLayers, ModelPlan, distinguish
-from mhaprof.huggingface.stack import Draft, Run, Stack, image_tokens, is_causal, read_stack
+from mhaprof.huggingface.stack import Draft, Run, Stack, is_causal, read_stack
+from mhaprof.huggingface.towers import Tower, row_of
 from mhaprof.huggingface.unknown import assumed_family
 from mhaprof.spec import DEFAULT_TOKENS, AttentionSpec, Phase
 
-Part = Literal["text", "vision"]
-
-TEXT_KEYS = ("text_config", "llm_config", "language_config", "thinker_config")
-VISION_KEYS = ("vision_config",)
-WRAPPERS = ("thinker_config",)
-"""Objects around both parts, where the parts are not at the top of the file."""
 COMPOSITES = ("encoder-decoder", "vision-encoder-decoder", "speech-encoder-decoder")
 
 
@@ -175,61 +171,32 @@ class _Reading:
         raise refusal(self.source, [fault], self.locate)
 
     def _part(self, keys: Keys, model_type: str) -> tuple[Keys, str]:
-        """Descend into the part of a multimodal file that was asked for."""
-        names, other = (
-            (TEXT_KEYS, VISION_KEYS) if self.request.part == "text" else (VISION_KEYS, TEXT_KEYS)
-        )
-        nested = keys.nested(*names) or self._wrapped(keys)
+        """Descend into the part of a composite file that was asked for."""
+        found = descend(keys, model_type, self.request.part, self.warnings)
         self._refuse(keys)
-        if nested is not None:
-            if keys.given(*names) and keys.given(*other):
-                self.warnings.append(
-                    f"{keys.given(*names)} alone is counted; {keys.given(*other)} is left out: "
-                    f"--part {'vision' if self.request.part == 'text' else 'text'} counts it"
-                )
-            inner = nested.word("model_type") or self._inherited_type(model_type)
-            self._refuse(keys)
-            return self._part(nested, inner)
-        if self.request.part == "vision" and not self._is_vision(keys, model_type):
-            raise UsageError(f"{self.source}: vision_config: is missing; --part text counts this")
-        return keys, model_type
+        if found is None:
+            raise UsageError(f"{self.source}: {missing(keys, self.request.part)}")
+        return found
 
-    def _wrapped(self, keys: Keys) -> Keys | None:
-        """Return the object around both parts, if the part asked for is in there."""
-        wrapper = keys.nested(*WRAPPERS) if self.request.part == "vision" else None
-        return wrapper if wrapper is not None and wrapper.given(*VISION_KEYS) else None
-
-    def _is_vision(self, keys: Keys, model_type: str) -> bool:
-        family = FAMILIES.get(model_type)
-        return bool(keys.path) or (family is not None and family.image is not None)
-
-    def _inherited_type(self, model_type: str) -> str:
-        """Name the family of a nested part that does not name itself."""
-        part = self.request.part
-        candidates = [f"{model_type}_{part}", f"{model_type}_{part}_model"]
-        if part == "text":
-            candidates.append(model_type)
-        return next((name for name in candidates if name in FAMILIES), "")
-
-    def _family(self, keys: Keys, model_type: str) -> Family:
+    def _row(self, keys: Keys, model_type: str) -> Tower:
         """Return the family's row, or what is assumed of an unknown one, with a warning."""
-        if model_type in FAMILIES:
-            return FAMILIES[model_type]
-        return assumed_family(
-            keys,
-            model_type or "missing",
-            self.warnings,
-            vision=self.request.part == "vision",
+        row = row_of(model_type)
+        if row is not None:
+            return row
+        family = assumed_family(
+            keys, model_type or "missing", self.warnings, tower=self.request.part != "text"
         )
+        return Tower(family=family)
 
     def _single(self, keys: Keys, model_type: str) -> Stack:
         """Read a model of one stack: a decoder, an encoder or a vision tower."""
         self._refuse_declared(keys)
-        family = self._family(keys, model_type)
-        request = self.request
+        row = self._row(keys, model_type)
+        keys = row.completed(keys, self.warnings)
+        family, request = row.family, self.request
         tokens, source_tokens = request.tokens, request.kv_tokens
-        if family.image is not None:
-            tokens = self._image_tokens(keys, family)
+        if family.image is not None or row.is_tower:
+            tokens = self._own_tokens(keys, row)
         if not is_causal(keys, family) and request.phase == "decode":
             raise UsageError(
                 f"{self.source}: model_type: {model_type} attends in both directions and has no "
@@ -253,18 +220,22 @@ class _Reading:
         if foreign and not self.request.partial:
             self._unsupported(keys, foreign)
 
-    def _image_tokens(self, keys: Keys, family: Family) -> int:
-        """Return the tokens that an image makes, unless others were asked for."""
-        assert family.image is not None
-        made = image_tokens(keys, family.image)
-        if self.tokens_given is None or made is None:
-            return made or 1
-        if self.tokens_given != made:
+    def _own_tokens(self, keys: Keys, row: Tower) -> int:
+        """Return the tokens that an image or a sound makes, unless others were asked for."""
+        made = row.tokens(keys)
+        if made is None:
+            if self.tokens_given is None and not keys.faults:
+                self.warnings.append(
+                    f"{self.request.tokens} tokens: the file does not fix how many an input "
+                    "makes; --tokens says otherwise"
+                )
+            return self.request.tokens
+        if self.tokens_given not in (None, made):
             self.warnings.append(
-                f"tokens {self.tokens_given} as asked; one image of the file's image_size and "
-                f"patch_size makes {made}"
+                f"tokens {self.tokens_given} as asked; one input of the size in the file "
+                f"makes {made}"
             )
-        return self.tokens_given
+        return self.tokens_given or made
 
     def _seq2seq(self, keys: Keys, row: Seq2Seq, model_type: str) -> list[Stack]:
         """Read an encoder-decoder; in decode the encoder has run already."""
@@ -311,12 +282,13 @@ class _Reading:
         encoder, decoder = parts["encoder"], parts["decoder"]
         assert encoder is not None
         assert decoder is not None
-        families = [
-            self._family(part, part.word("model_type") or "") for part in (encoder, decoder)
-        ]
-        source = self.request.kv_tokens or self.request.tokens
-        if families[0].image is not None:
-            source = self.request.kv_tokens or image_tokens(encoder, families[0].image) or 1
+        rows = [self._row(part, part.word("model_type") or "") for part in (encoder, decoder)]
+        encoder, decoder = (
+            row.completed(part, self.warnings)
+            for row, part in zip(rows, (encoder, decoder), strict=True)
+        )
+        families = [row.family for row in rows]
+        source = self.request.kv_tokens or rows[0].tokens(encoder) or self.request.tokens
         run = Run(tokens=source, batch=self.request.batch, phase="prefill")
         first = read_stack(encoder, families[0], run, warnings=self.warnings, prefix="encoder ")
         run = Run(

@@ -54,11 +54,11 @@ of families they cannot be read, and are refused by name."""
 
 
 def assumed_family(
-    keys: Keys, model_type: str, warnings: list[str], *, vision: bool = False
+    keys: Keys, model_type: str, warnings: list[str], *, tower: bool = False
 ) -> Family:
     """Fit the standard keys to a file of an unknown family, and warn what was assumed.
 
-    ``vision``: a tower of images, which attends in both directions.  Notes a fault for a
+    ``tower``: a tower of images or sounds, which attends in both directions.  Notes a fault for a
     key that changes the attention in a way that only the family's code would explain.
     """
     for name in AMBIGUOUS_KEYS:
@@ -69,7 +69,7 @@ def assumed_family(
                 f"{model_type} alone would explain, and mhaprof does not know it",
             )
     family, said = _heads(keys)
-    if vision:
+    if tower:
         family = replace(family, causal=False)
     family, kinds = _layer_kinds(keys, family)
     said += kinds
@@ -79,7 +79,7 @@ def assumed_family(
         said.append("no norms on q and k")
     if keys.given("image_size") and keys.given("patch_size"):
         said.append("tokens as asked for, not made of image_size and patch_size")
-    said.insert(0, "not causal" if vision else "causal")
+    said.insert(0, "not causal" if tower else "causal")
     warnings.append(f"model_type {model_type} is not known; assumed: {', '.join(said)}")
     return family
 

@@ -25,7 +25,7 @@ from ruamel.yaml import YAML
 from mhaprof import formulas
 from mhaprof.errors import UsageError
 from mhaprof.huggingface import ModelPlan, layers_of
-from mhaprof.huggingface.layers import Part
+from mhaprof.huggingface.parts import Part
 
 FILE = Path(__file__).with_name("every_model_type.yaml")
 VERDICTS: dict[str, str] = YAML(typ="safe", pure=True).load(FILE) if FILE.exists() else {}
