@@ -107,7 +107,7 @@ def _kind_cost(plan: ModelPlan, position: int, *, dtype_bytes: int) -> Cost:
         macs_exact=formulas.total_macs(kind.spec, exact=True),
         core_macs=formulas.core_macs(kind.spec),
         core_macs_exact=formulas.core_macs(kind.spec, exact=True),
-        params=params.projections,
+        params=params.projections + kind.params_beside,
         norm_params=params.norms + kind.norm_biases,
         sink_params=params.sinks,
         kv_bytes_per_token=cached * _bytes_per_token(kind, dtype_bytes),
@@ -119,7 +119,8 @@ def _kind_cost(plan: ModelPlan, position: int, *, dtype_bytes: int) -> Cost:
             dtype_bytes=DTYPE_BYTES[COMPUTE_DTYPE],
             cache_dtype_bytes=dtype_bytes,
             fused=True,
-        ),
+        )
+        + kind.params_beside * DTYPE_BYTES[COMPUTE_DTYPE],
         tokens_core_overtakes=overtakes(False),
         tokens_core_overtakes_exact=overtakes(True),
     )

@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mhaprof.errors import SpecError, UsageError
+from mhaprof.huggingface.diffusion import JOINT, read_diffusion
 from mhaprof.huggingface.families import SEQ2SEQ
 from mhaprof.huggingface.family import Seq2Seq
+from mhaprof.huggingface.formats import translated
 from mhaprof.huggingface.keys import KeyFault, Keys, Locate, refusal, shown
 from mhaprof.huggingface.parts import Part, descend, missing
 from mhaprof.huggingface.patterns import EXPRESSIBLE, declared_types, type_key
@@ -71,10 +73,15 @@ def layers_of(
     )
     _check_request(request)
     reading = _Reading(source=source, request=request, locate=locate, tokens_given=tokens)
-    stacks, model_type = reading.stacks(Keys(values=config))
+    values, said = translated(config, source=source)
+    reading.warnings += said
+    stacks, model_type = reading.stacks(Keys(values=values))
     kinds = reading.kinds(stacks)
     reads_another = any(
-        kind.is_cross or (phase == "prefill" and kind.spec.kv_tokens == kv_tokens) for kind in kinds
+        kind.is_cross
+        or kind.name.startswith(JOINT)
+        or (phase == "prefill" and kind.spec.kv_tokens == kv_tokens)
+        for kind in kinds
     )
 
     def rebuild(count: int) -> ModelPlan:
@@ -137,7 +144,9 @@ class _Reading:
         """Return every stack of the part asked for, and the model_type it is of."""
         model_type = keys.word("model_type") or ""
         self._refuse(keys)
-        if model_type in COMPOSITES:
+        if "_class_name" in keys.values and not model_type:
+            stacks, model_type = [self._diffusion(keys)], str(keys.values["_class_name"])
+        elif model_type in COMPOSITES:
             stacks = self._composite(keys)
         else:
             keys, model_type = self._part(keys, model_type)
@@ -148,6 +157,22 @@ class _Reading:
         self._refuse(keys)
         self._refuse_unsupported(keys, stacks)
         return stacks, model_type or "unknown"
+
+    def _diffusion(self, keys: Keys) -> Stack:
+        """Read a transformer of diffusers, which has no phase decode."""
+        if self.request.phase == "decode" or self.request.part != "text":
+            raise UsageError(
+                f"{self.source}: _class_name: a transformer of diffusers has no phase decode "
+                "and no parts; give --phase prefill and no --part"
+            )
+        run = Run(
+            tokens=self.request.tokens,
+            batch=self.request.batch,
+            phase="prefill",
+            source_tokens=self.request.kv_tokens,
+        )
+        given = self.tokens_given is not None
+        return read_diffusion(keys, run, tokens_given=given, warnings=self.warnings)
 
     def _refuse(self, keys: Keys) -> None:
         if keys.faults:
@@ -321,6 +346,7 @@ class _Reading:
                     indices=tuple(draft.index for draft in drafts),
                     cached=drafts[0].cached,
                     norm_biases=drafts[0].norm_biases,
+                    params_beside=drafts[0].params_beside,
                 )
                 for drafts in grouped.values()
             ]

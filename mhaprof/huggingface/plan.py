@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mhaprof.errors import UsageError
 from mhaprof.spec import AttentionSpec
@@ -18,7 +18,8 @@ class LayerKind:
     the spec whose parameters and cache the layer holds: they differ where keys and
     values were projected earlier (cross-attention in phase decode).  ``cached`` is false
     for layers that keep no keys and values (encoders).  ``norm_biases``: parameters of
-    norms that the spec does not know.
+    norms that the spec does not know; ``params_beside``: of projections that it does not
+    know (the text's in a block that attends to image and text jointly).
     """
 
     name: str
@@ -27,6 +28,7 @@ class LayerKind:
     indices: tuple[int, ...]
     cached: bool
     norm_biases: int = 0
+    params_beside: int = 0
 
     @property
     def count(self) -> int:
@@ -109,13 +111,6 @@ def distinguish(kinds: Sequence[LayerKind]) -> tuple[LayerKind, ...]:
     return tuple(
         kind
         if names.count(kind.name) == 1
-        else LayerKind(
-            name=f"{kind.name} (layers {ranges(kind.indices)})",
-            spec=kind.spec,
-            stored=kind.stored,
-            indices=kind.indices,
-            cached=kind.cached,
-            norm_biases=kind.norm_biases,
-        )
+        else replace(kind, name=f"{kind.name} (layers {ranges(kind.indices)})")
         for kind in kinds
     )

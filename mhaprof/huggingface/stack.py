@@ -34,11 +34,12 @@ class Draft:
     stored: tuple[tuple[str, Any], ...]
     cached: bool
     norm_biases: int
+    params_beside: int = 0
 
     @property
     def identity(self) -> tuple[object, ...]:
         """Return what layers of the same kind share."""
-        return (self.name, self.spec, self.stored, self.cached, self.norm_biases)
+        return tuple(value for name, value in vars(self).items() if name != "index")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +147,8 @@ def _shared_layers(keys: Keys, family: Family, types: Sequence[str]) -> range:
     return range(count - shared, count)
 
 
-def _pairs(fields: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+def pairs(fields: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """Return spec fields as a draft holds them: sorted, without those not given."""
     return tuple(sorted((name, value) for name, value in fields.items() if value is not None))
 
 
@@ -193,8 +195,8 @@ def _self_draft(
     return Draft(
         name=f"{name}, shared kv" if shared else name,
         index=index,
-        spec=_pairs(fields),
-        stored=_pairs(fields),
+        spec=pairs(fields),
+        stored=pairs(fields),
         cached=facts.causal and not shared,
         norm_biases=_norm_biases(facts, heads),
     )
@@ -215,8 +217,8 @@ def _cross_draft(
     return Draft(
         name=prefix + CROSS,
         index=index,
-        spec=_pairs(fields | {"kv_proj": not decodes}),
-        stored=_pairs(fields),
+        spec=pairs(fields | {"kv_proj": not decodes}),
+        stored=pairs(fields),
         cached=True,
         norm_biases=0,
     )
