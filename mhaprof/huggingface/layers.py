@@ -17,7 +17,7 @@ from mhaprof.huggingface.parts import Part, descend, missing
 from mhaprof.huggingface.patterns import EXPRESSIBLE, declared_types, type_key
 from mhaprof.huggingface.plan import LayerKind, MissingLayers, ModelPlan, distinguish
 from mhaprof.huggingface.stack import Draft, Run, Stack, is_causal, read_stack
-from mhaprof.huggingface.towers import Tower, row_of
+from mhaprof.huggingface.towers import Tower, refused_types, row_of
 from mhaprof.huggingface.unknown import assumed_family
 from mhaprof.spec import DEFAULT_TOKENS, AttentionSpec, Phase
 
@@ -208,6 +208,9 @@ class _Reading:
         row = row_of(model_type)
         if row is not None:
             return row
+        if model_type in refused_types():
+            keys.fault("model_type", f"{model_type} is not counted: {refused_types()[model_type]}")
+            self._refuse(keys)
         family = assumed_family(
             keys, model_type or "missing", self.warnings, tower=self.request.part != "text"
         )
@@ -220,7 +223,7 @@ class _Reading:
         keys = row.completed(keys, self.warnings)
         family, request = row.family, self.request
         tokens, source_tokens = request.tokens, request.kv_tokens
-        if family.image is not None or row.is_tower:
+        if family.image is not None or row.tower is not None:
             tokens = self._own_tokens(keys, row)
         if not is_causal(keys, family) and request.phase == "decode":
             raise UsageError(

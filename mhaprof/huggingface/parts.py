@@ -62,7 +62,7 @@ def descend(
             _say_what_is_left(keys, "the text", held, part, warnings)
         return keys, model_type
     row = row_of(model_type)
-    return (keys, model_type) if keys.path or (row is not None and row.is_tower) else None
+    return (keys, model_type) if keys.path or (row is not None and row.tower == part) else None
 
 
 def part_type(inner: str, outer: str, part: Part) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,13 @@ from mhaprof.huggingface.families import FAMILIES
 from mhaprof.huggingface.family import Family, Image, Key, Names, Norm
 from mhaprof.huggingface.keys import Keys, shown
 from mhaprof.huggingface.stack import image_tokens
+
+GUARD = re.compile(
+    r"sliding|(?<!max_)window|sparse|index_(topk|head)|pattern|layers_block_type|linear_attn|"
+    r"attention_chunk|qk_norm|qk_layernorm|attention_types?$|attn_type|cross_attention|is_causal|"
+    r"kv_shared|per_layer_config|use_bidirectional|relative_attention|attention_layers|is_hybrid"
+)
+"""Keys that may change the attention; a row of the file says which value does not."""
 
 FILE = Path(__file__).with_name("towers.yaml")
 
@@ -21,19 +29,24 @@ class Tower:
     """A row: where the facts are; sizes that a file may omit; what to say, and when.
 
     ``defaults`` are of the class in transformers: a file that lacks a size means them.
-    ``notes`` maps a key of the file (or ``always``) to what is said when it is given.
+    ``notes`` maps a key of the file to what is said when it is given (``!KEY``: unless it
+    is false; ``always``).  ``tower`` is the part that a file of its own is.
     """
 
     family: Family
-    is_tower: bool = False
+    tower: str | None = None
     tokens_key: str | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
+    known: Mapping[str, Any] | None = None
 
     def completed(self, keys: Keys, warnings: list[str]) -> Keys:
         """Return the keys with the class's sizes where the file has none, and say so."""
+        self._guard(keys)
         for key, note in self.notes.items():
-            if key == "always" or keys.values.get(key) not in (None, False, 0, []):
+            unless = key.startswith("!")
+            given = keys.values.get(key.removeprefix("!"), unless or key == "always")
+            if given not in (None, False, 0, []):
                 warnings.append(note)
         added = {
             name: value
@@ -45,6 +58,20 @@ class Tower:
         sizes = ", ".join(f"{name} {shown(value)}" for name, value in added.items())
         warnings.append(f"the file omits what its class fixes, which is used: {sizes}")
         return Keys(values={**added, **keys.values}, path=keys.path, faults=keys.faults)
+
+    def _guard(self, keys: Keys) -> None:
+        """Note a fault for a key that may change what the row says, in a row of the file."""
+        slides = self.family.pattern != "full"
+        facts = repr(self.family if slides else replace(self.family, window=()))
+        for name, value in keys.values.items() if self.known is not None else ():
+            harmless = (None, False, 0, [], (self.known or {}).get(name))
+            read = f"'{name}'" in facts or name in self.notes
+            if GUARD.search(name) and not read and value not in harmless:
+                keys.fault(
+                    name,
+                    f"{shown(value)} may change the attention of this family in a way that "
+                    "mhaprof does not know",
+                )
 
     def _names_of(self, name: str) -> Names:
         """Return the names under which the file may hold the same size."""
@@ -63,16 +90,28 @@ def row_of(model_type: str) -> Tower | None:
     """Return the row of a family, of the table or of the file of towers."""
     if model_type in FAMILIES:
         family = FAMILIES[model_type]
-        return Tower(family=family, is_tower=family.image is not None)
+        notes = _file()["notes"].get(model_type, {})
+        return Tower(family=family, tower="vision" if family.image else None, notes=notes)
     return _towers().get(model_type)
 
 
 @functools.cache
-def _towers() -> Mapping[str, Tower]:
+def refused_types() -> Mapping[str, str]:
+    """Return why each model_type is not counted that no row could say right."""
+    return {name: why for why, names in _file()["refused"].items() for name in names}
+
+
+@functools.cache
+def _file() -> Mapping[str, Any]:
     from ruamel.yaml import YAML
 
-    rows = YAML(typ="safe", pure=True).load(FILE)["towers"]
-    return {name: _tower(row) for row in rows for name in row["types"]}
+    loaded: Mapping[str, Any] = YAML(typ="safe", pure=True).load(FILE)
+    return loaded
+
+
+@functools.cache
+def _towers() -> Mapping[str, Tower]:
+    return {name: _tower(row) for row in _file()["towers"] for name in row["types"]}
 
 
 def _tower(row: Mapping[str, Any]) -> Tower:
@@ -82,7 +121,7 @@ def _tower(row: Mapping[str, Any]) -> Tower:
         if name in Family.__dataclass_fields__
     }
     own = {name: value for name, value in row.items() if name not in (*facts, "types")}
-    return Tower(family=Family(**facts), **own)
+    return Tower(family=Family(**facts), **{"known": {}, **own})
 
 
 def _fact(name: str, value: Any) -> Any:
