@@ -13,10 +13,10 @@ Part = Literal["text", "vision", "audio"]
 
 PART_KEYS: Mapping[Part, Names] = {
     "text": ("text_config", "llm_config", "language_config"),
-    "vision": ("vision_config", "image_config", "vision_encoder_config"),
+    "vision": ("vision_config", "image_config", "vision_encoder_config", "backbone_config"),
     "audio": ("audio_config", "speech_config", "encoder_config"),
 }
-WRAPPERS = ("thinker_config",)
+WRAPPERS = ("thinker_config", "vlm_config")
 """Objects around the parts, where these are not at the top of the file."""
 
 ATTENDS = frozenset(
@@ -57,7 +57,9 @@ def descend(
         return (nested, inner) if part != "text" else descend(nested, inner, part, warnings)
     if part == "text":
         if held and not keys.given("num_hidden_layers", "num_layers", "n_layer", "n_layers"):
-            return None
+            only = next(iter(held))
+            warnings.append(f"this file has no text; {held[only]} is counted (--part {only})")
+            return descend(keys, model_type, only, warnings)
         if held:
             _say_what_is_left(keys, "the text", held, part, warnings)
         return keys, model_type
