@@ -58,7 +58,10 @@ def descend(
     if part == "text":
         if held and not keys.given("num_hidden_layers", "num_layers", "n_layer", "n_layers"):
             only = next(iter(held))
-            warnings.append(f"this file has no text; {held[only]} is counted (--part {only})")
+            warnings.append(
+                f"this file has no text; {held[only]} is counted (--part {only}), and what "
+                "reads it is left out"
+            )
             return descend(keys, model_type, only, warnings)
         if held:
             _say_what_is_left(keys, "the text", held, part, warnings)

@@ -105,6 +105,9 @@ def verdict_of(config: Mapping[str, Any], built: Any, part: str) -> str | None:
         return f"refused {first.partition(':')[0]}"
     if built.failure:
         return "unbuilt"
+    for warning in plan.warnings:
+        if chosen := re.match(r"this file has no text; .*\(--part (\w+)\)", warning):
+            part = chosen[1]
     nested = any(
         isinstance(value, Mapping) and name.endswith("_config") and "model_type" in value
         for name, value in config.items()
