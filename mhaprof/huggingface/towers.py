@@ -1,19 +1,19 @@
-"""Rows of encoders (of images, sounds, text) that are data: ``towers.yaml``."""
+"""Rows that are data: ``families.yaml`` and, of images and sounds, ``towers.yaml``."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from mhaprof.huggingface.families import FAMILIES
-from mhaprof.huggingface.family import Family, Image, Key, Names, Norm
+from mhaprof.huggingface.family import Apart, Family, Image, Key, Names, Norm
 from mhaprof.huggingface.keys import Keys, shown
 from mhaprof.huggingface.stack import image_tokens
 
-FILE = Path(__file__).with_name("towers.yaml")
+FILES = ("families.yaml", "towers.yaml")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +21,8 @@ class Tower:
     """A row: where the facts are; sizes that a file may omit; what to say, and when.
 
     ``defaults`` are of the class in transformers: a file that lacks a size means them.
+    ``class_sizes`` are those that the parts of composite files omit: a file of one model
+    alone is rather broken without them.
     ``notes`` maps a key of the file (or ``always``) to what is said when it is given.
     """
 
@@ -29,6 +31,7 @@ class Tower:
     tokens_key: str | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
+    class_sizes: Mapping[str, Any] = field(default_factory=dict)
 
     def completed(self, keys: Keys, warnings: list[str]) -> Keys:
         """Return the keys with the class's sizes where the file has none, and say so."""
@@ -37,8 +40,9 @@ class Tower:
                 warnings.append(note)
         added = {
             name: value
-            for name, value in self.defaults.items()
+            for name, value in (self.class_sizes if keys.path else self.defaults).items()
             if not set(self._names_of(name)) & set(keys.values)
+            and not ("per_layer_config" in keys.values and name.startswith("global_"))
         }
         if not added:
             return keys
@@ -61,18 +65,28 @@ class Tower:
 
 def row_of(model_type: str) -> Tower | None:
     """Return the row of a family, of the table or of the file of towers."""
-    if model_type in FAMILIES:
+    rows, class_sizes, states = _rows()
+    row = rows.get(model_type)
+    if row is None and model_type in FAMILIES:
         family = FAMILIES[model_type]
-        return Tower(family=family, is_tower=family.image is not None)
-    return _towers().get(model_type)
+        row = Tower(family=family, is_tower=family.image is not None)
+    sizes = class_sizes.get(model_type, {})
+    if row is None:
+        return None
+    family = replace(row.family, states=states)
+    return replace(row, family=family, class_sizes={**sizes, **row.defaults})
 
 
 @functools.cache
-def _towers() -> Mapping[str, Tower]:
+def _rows() -> tuple[Mapping[str, Tower], Mapping[str, Mapping[str, Any]], Names]:
+    """Read the files: rows by model_type, sizes that each class has by default, states."""
     from ruamel.yaml import YAML
 
-    rows = YAML(typ="safe", pure=True).load(FILE)["towers"]
-    return {name: _tower(row) for row in rows for name in row["types"]}
+    read = [YAML(typ="safe", pure=True).load(Path(__file__).with_name(name)) for name in FILES]
+    rows = {
+        name: _tower(row) for file in read for row in file["towers"] for name in row["types"]
+    }
+    return rows, read[0]["class_sizes"] or {}, tuple(read[0]["states"])
 
 
 def _tower(row: Mapping[str, Any]) -> Tower:
@@ -85,12 +99,21 @@ def _tower(row: Mapping[str, Any]) -> Tower:
     return Tower(family=Family(**facts), **own)
 
 
+def states() -> Names:
+    """Return the sums of keys that say what a layer keeps of a sequence, in their order."""
+    return _rows()[2]
+
+
 def _fact(name: str, value: Any) -> Any:
     """Return a fact as ``Family`` holds it."""
     if name == "image":
         return Image(**value)
     if name == "norm":
         return Norm(**{key: _fact(key, each) for key, each in value.items()})
+    if name == "apart":
+        return {word: Apart(**own) for word, own in value.items()}
+    if isinstance(value, Mapping) and "names" not in value:
+        return {key: _fact(key, each) for key, each in value.items()}
     if isinstance(value, Mapping):
         return Key(names=tuple(value["names"]), default=value.get("default", False))
     return tuple(value) if isinstance(value, list) else value
