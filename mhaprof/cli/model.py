@@ -16,7 +16,7 @@ from mhaprof.cli.output import Output, OutputFlags, say
 from mhaprof.cli.planning import Impossible, Planned, check_types, worded
 from mhaprof.config.grid import too_many
 from mhaprof.errors import EXIT_OK, UsageError
-from mhaprof.huggingface import ModelPlan, layers_of
+from mhaprof.huggingface import LayersApart, ModelPlan, layers_of
 from mhaprof.huggingface.cost import cost_of
 from mhaprof.huggingface.parts import Part
 from mhaprof.huggingface.sources import (
@@ -255,11 +255,20 @@ def _choice(
 
 def _notes(plan: ModelPlan) -> list[str]:
     """Return the plan's warnings, the layers that were left out among them."""
-    left_out = [
-        f"{len(layers.indices)} layers of {layers.name} are left out and not in the total"
-        for layers in plan.missing
-    ]
-    return [*plan.warnings, *left_out]
+    return [*plan.warnings, *map(_apart, plan.apart)]
+
+
+def _apart(layers: LayersApart) -> str:
+    """Say what is stated of layers apart from softmax attention, and not in the total."""
+    count = len(layers.indices)
+    if not layers.known:
+        return f"{count} layers of {layers.name} are left out and not in the total"
+    if layers.attends:
+        return (
+            f"{layers.name} of {count} layers: its MACs, parameters and cache are not in the total"
+        )
+    state = "" if layers.state_elements is not None else "; their state is not known"
+    return f"{count} layers of {layers.name} are no softmax attention and not in the total{state}"
 
 
 def warn(plan: ModelPlan, said: set[str]) -> None:

@@ -31,12 +31,14 @@ class Cost:
     with their biases; norms on q and k, and sinks, are apart.  ``kv_bytes_per_token``
     is what one more token adds to the cache (for cross-attention: one more token of the
     other sequence; not in the model's sum).  ``kv_cache_bytes`` keeps what windows and
-    chunks need, ``kv_cache_bytes_full`` every token.  ``tokens_core_overtakes`` is the
+    chunks need, ``kv_cache_bytes_full`` every token.  ``built`` layers have parameters
+    of their own.  ``tokens_core_overtakes`` is the
     fewest tokens at which the core is as much as the projections, ``_exact`` by exact
     pairs; None if that is never so.
     """
 
     layers: int
+    built: int
     macs: int
     macs_exact: int
     core_macs: int
@@ -128,23 +130,25 @@ def _whole(cost: Cost) -> Cost:
 def _kind_cost(plan: ModelPlan, position: int, *, dtype_bytes: int) -> Cost:
     """Return the cost of one layer of a kind."""
     kind = plan.kinds[position]
-    params = formulas.params(kind.stored)
+    params = kind.params
+    saved = kind.saved_macs
     cached = kind.cached
 
     def overtakes(exact: bool) -> int | None:
         def balance(tokens: int) -> int:
-            return _balance(plan.at(tokens).kinds[position].spec, exact)
+            return _balance(plan.at(tokens).kinds[position], exact)
 
         return _first_tokens(balance, plan)
 
     return Cost(
         layers=kind.count,
-        macs=formulas.total_macs(kind.spec),
-        macs_exact=formulas.total_macs(kind.spec, exact=True),
+        macs=formulas.total_macs(kind.spec) - saved,
+        macs_exact=formulas.total_macs(kind.spec, exact=True) - saved,
         core_macs=formulas.core_macs(kind.spec),
         core_macs_exact=formulas.core_macs(kind.spec, exact=True),
-        params=params.projections + kind.params_beside,
-        norm_params=params.norms + kind.norm_biases,
+        built=kind.count if kind.built is None else kind.built,
+        params=params.projections,
+        norm_params=params.norms,
         sink_params=params.sinks,
         kv_bytes_per_token=cached * _bytes_per_token(kind, dtype_bytes),
         kv_cache_bytes=cached * formulas.kv_cache_bytes(kind.stored, dtype_bytes=dtype_bytes),
@@ -155,8 +159,8 @@ def _kind_cost(plan: ModelPlan, position: int, *, dtype_bytes: int) -> Cost:
             dtype_bytes=DTYPE_BYTES[COMPUTE_DTYPE],
             cache_dtype_bytes=dtype_bytes,
             fused=True,
-        )
-        + kind.params_beside * DTYPE_BYTES[COMPUTE_DTYPE],
+            learned=kind.run_params,
+        ),
         tokens_core_overtakes=overtakes(False),
         tokens_core_overtakes_exact=overtakes(True),
     )
@@ -175,7 +179,7 @@ def _total(plan: ModelPlan, costs: Sequence[Cost]) -> Cost:
     def overtakes(exact: bool) -> int | None:
         def balance(tokens: int) -> int:
             kinds = plan.at(tokens).kinds
-            return sum(kind.count * _balance(kind.spec, exact) for kind in kinds)
+            return sum(kind.count * _balance(kind, exact) for kind in kinds)
 
         return _first_tokens(balance, plan)
 
@@ -185,9 +189,10 @@ def _total(plan: ModelPlan, costs: Sequence[Cost]) -> Cost:
         macs_exact=total(lambda cost: cost.macs_exact),
         core_macs=total(lambda cost: cost.core_macs),
         core_macs_exact=total(lambda cost: cost.core_macs_exact),
-        params=total(lambda cost: cost.params),
-        norm_params=total(lambda cost: cost.norm_params),
-        sink_params=total(lambda cost: cost.sink_params),
+        built=sum(cost.built for cost in costs),
+        params=sum(cost.built * cost.params for cost in costs),
+        norm_params=sum(cost.built * cost.norm_params for cost in costs),
+        sink_params=sum(cost.built * cost.sink_params for cost in costs),
         kv_bytes_per_token=sum(
             cost.layers * cost.kv_bytes_per_token
             for kind, cost in zip(plan.kinds, costs, strict=True)
@@ -201,10 +206,10 @@ def _total(plan: ModelPlan, costs: Sequence[Cost]) -> Cost:
     )
 
 
-def _balance(spec: AttentionSpec, exact: bool) -> int:
+def _balance(kind: LayerKind, exact: bool) -> int:
     """Return the MACs of the core minus those of the projections."""
-    core = formulas.core_macs(spec, exact=exact)
-    return 2 * core - formulas.total_macs(spec, exact=exact)
+    core = formulas.core_macs(kind.spec, exact=exact)
+    return 2 * core + kind.saved_macs - formulas.total_macs(kind.spec, exact=exact)
 
 
 def _first_tokens(balance: Callable[[int], int], plan: ModelPlan) -> int | None:

@@ -40,7 +40,7 @@ def read_diffusion(keys: Keys, run: Run, *, tokens_given: bool, warnings: list[s
         warnings.append(f"{text} tokens of the text beside the image's: --kv-tokens says otherwise")
     both = keys.indices(row["beside"], layers["double"] or 0) if "beside" in row else set()
     if heads is None or head_dim is None or None in layers.values():
-        return Stack(drafts=(), unsupported=())
+        return Stack(drafts=(), apart=())
     biased = keys.flag(row["bias"], default=True) if "bias" in row else True
     normed = row.get("norm") is True or keys.given(str(row.get("norm"))) is not None
     shared = {
@@ -67,7 +67,7 @@ def read_diffusion(keys: Keys, run: Run, *, tokens_given: bool, warnings: list[s
             "the last block makes no output for the text: its parameters are not counted, "
             "its MACs are, as if it were"
         )
-    return Stack(drafts=tuple(drafts), unsupported=())
+    return Stack(drafts=tuple(drafts), apart=())
 
 
 def _image(keys: Keys, row: Mapping[str, Any]) -> int | None:

@@ -147,7 +147,8 @@ _ROWS: tuple[tuple[Names, Family], ...] = (
         ("mpt",),
         replace(
             GPT, dim=("d_model", "hidden_size"), heads=("n_heads", "num_attention_heads"),
-            layers=("n_layers", "num_hidden_layers"),
+            layers=("n_layers", "num_hidden_layers"), kv_rule="key", kv_group="attn_config",
+            kv_heads=("kv_n_heads",),
         ),
     ),
     (
@@ -233,7 +234,6 @@ _ROWS: tuple[tuple[Names, Family], ...] = (
     ),
     (("bert", "roberta", "xlm-roberta", "camembert", "electra"), BERT),
     (("mpnet", "wav2vec2", "hubert", "siglip_text_model"), ENCODER),
-    (("clip_text_model",), replace(ENCODER, causal=True)),
     (
         ("distilbert",),
         replace(
@@ -307,6 +307,15 @@ _SEQ2SEQ_ROWS: tuple[tuple[Names, Seq2Seq], ...] = (
             "blenderbot-small",
         ),
         Seq2Seq(encoder=_BART_ENCODER, decoder=_BART_DECODER),
+    ),
+    (
+        ("led",),
+        Seq2Seq(
+            encoder=replace(
+                _BART_ENCODER, pattern="all-slide", window=("attention_window",), half_window=True
+            ),
+            decoder=_BART_DECODER,
+        ),
     ),
     (
         ("whisper",),

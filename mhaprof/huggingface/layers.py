@@ -9,15 +9,16 @@ from typing import Any
 
 from mhaprof.errors import SpecError, UsageError
 from mhaprof.huggingface.diffusion import JOINT, read_diffusion
+from mhaprof.huggingface.facts import is_causal
 from mhaprof.huggingface.families import SEQ2SEQ
 from mhaprof.huggingface.family import Seq2Seq
 from mhaprof.huggingface.formats import translated
-from mhaprof.huggingface.keys import KeyFault, Keys, Locate, refusal, shown
+from mhaprof.huggingface.keys import KeyFault, Keys, Locate, architectures, refusal, shown
 from mhaprof.huggingface.parts import Part, descend, missing
-from mhaprof.huggingface.patterns import EXPRESSIBLE, declared_types, type_key
-from mhaprof.huggingface.plan import LayerKind, MissingLayers, ModelPlan, distinguish
-from mhaprof.huggingface.stack import Draft, Run, Stack, is_causal, read_stack
-from mhaprof.huggingface.towers import Tower, refused_types, row_of
+from mhaprof.huggingface.patterns import declared_types, is_known, type_key
+from mhaprof.huggingface.plan import LayerKind, ModelPlan, distinguish
+from mhaprof.huggingface.stack import Draft, Run, Stack, read_stack
+from mhaprof.huggingface.towers import Tower, refused_types, row_of, states
 from mhaprof.huggingface.unknown import assumed_family
 from mhaprof.spec import DEFAULT_TOKENS, AttentionSpec, Phase
 
@@ -112,7 +113,7 @@ def layers_of(
         source=source,
         model_type=model_type,
         kinds=kinds,
-        missing=_missing(stacks),
+        apart=tuple(each for stack in stacks for each in stack.apart),
         warnings=tuple(dict.fromkeys(reading.warnings)),
         rebuild=functools.lru_cache(maxsize=256)(rebuild),
     )
@@ -179,12 +180,13 @@ class _Reading:
             raise refusal(self.source, keys.faults, self.locate)
 
     def _refuse_unsupported(self, keys: Keys, stacks: Sequence[Stack]) -> None:
-        """Refuse layers that are no softmax attention, by their names, unless ``partial``."""
-        words = sorted({word for stack in stacks for _, word in stack.unsupported})
+        """Refuse layers of which nothing is known, by their names, unless ``partial``."""
+        words = {each.name for stack in stacks for each in stack.apart if not each.known}
         if words and not self.request.partial:
-            self._unsupported(keys, words)
-        if words and not any(stack.drafts for stack in stacks):
-            keys.fault(type_key(keys), f"{', '.join(words)}: no layer is left to count")
+            self._unsupported(keys, sorted(words))
+        if not any(stack.drafts for stack in stacks):
+            words |= {each.name for stack in stacks for each in stack.apart}
+            keys.fault(type_key(keys), f"{', '.join(sorted(words))}: no layer is left to count")
             self._refuse(keys)
 
     def _unsupported(self, keys: Keys, words: Sequence[str]) -> None:
@@ -214,7 +216,7 @@ class _Reading:
         family = assumed_family(
             keys, model_type or "missing", self.warnings, tower=self.request.part != "text"
         )
-        return Tower(family=family)
+        return Tower(family=replace(family, states=states()))
 
     def _single(self, keys: Keys, model_type: str) -> Stack:
         """Read a model of one stack: a decoder, an encoder or a vision tower."""
@@ -230,7 +232,7 @@ class _Reading:
                 f"{self.source}: model_type: {model_type} attends in both directions and has no "
                 "phase decode; give --phase prefill"
             )
-        crosses = "is_decoder" in keys.values and keys.flag("add_cross_attention")
+        crosses = is_causal(keys, family) and keys.flag("add_cross_attention")
         if (family.cross_layers or crosses) and source_tokens is None:
             self.warnings.append(
                 f"cross-attention reads as many tokens as there are: {tokens}; "
@@ -243,7 +245,7 @@ class _Reading:
 
     def _refuse_declared(self, keys: Keys) -> None:
         """Refuse by name what the file itself calls by name, whatever else it lacks."""
-        foreign = [word for word in dict.fromkeys(declared_types(keys)) if word not in EXPRESSIBLE]
+        foreign = [word for word in dict.fromkeys(declared_types(keys)) if not is_known(word)]
         self._refuse(keys)
         if foreign and not self.request.partial:
             self._unsupported(keys, foreign)
@@ -282,10 +284,11 @@ class _Reading:
         encoder = read_stack(
             keys, row.encoder, encoder_run, warnings=self.warnings, prefix="encoder "
         )
-        if keys.values.get("is_encoder_decoder") is False:
+        alone = _encoder_alone(keys)
+        if alone is not None:
             if request.phase == "decode":
                 raise UsageError(
-                    f"{self.source}: is_encoder_decoder: false, and an encoder of {model_type} "
+                    f"{self.source}: {alone}, and an encoder of {model_type} "
                     "has no phase decode; give --phase prefill"
                 )
             return [encoder]
@@ -350,6 +353,8 @@ class _Reading:
                     cached=drafts[0].cached,
                     norm_biases=drafts[0].norm_biases,
                     params_beside=drafts[0].params_beside,
+                    v_is_k=drafts[0].v_is_k,
+                    built=drafts[0].built,
                 )
                 for drafts in grouped.values()
             ]
@@ -358,9 +363,11 @@ class _Reading:
         return distinguish(kinds)
 
 
-def _missing(stacks: Sequence[Stack]) -> tuple[MissingLayers, ...]:
-    indices: dict[str, list[int]] = {}
-    for stack in stacks:
-        for index, word in stack.unsupported:
-            indices.setdefault(word, []).append(index)
-    return tuple(MissingLayers(name=name, indices=tuple(found)) for name, found in indices.items())
+def _encoder_alone(keys: Keys) -> str | None:
+    """Return what says that the decoder of an encoder-decoder is not built; None if nothing."""
+    if keys.values.get("is_encoder_decoder") is False:
+        return "is_encoder_decoder: false"
+    built = [str(each) for each in architectures(keys)]
+    if built and all(name.endswith(("EncoderModel", "ForTokenClassification")) for name in built):
+        return f"architectures: {', '.join(built)}"
+    return None

@@ -7,20 +7,25 @@ equal drafts.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from mhaprof.huggingface.facts import Facts, Heads, fact, layer_count, read_facts
+from mhaprof.huggingface.apart import apart
+from mhaprof.huggingface.facts import Facts, layer_count, layer_keys, read_facts
 from mhaprof.huggingface.family import Family, Image
 from mhaprof.huggingface.keys import Keys, is_list, shown
 from mhaprof.huggingface.patterns import (
     CHUNKED,
+    COMBINED,
     CROSS,
     EXPRESSIBLE,
+    FULL,
+    INDEXED,
     SLIDING,
     layer_types,
     type_key,
 )
+from mhaprof.huggingface.plan import LayersApart
 from mhaprof.spec import Phase
 
 
@@ -35,11 +40,13 @@ class Draft:
     cached: bool
     norm_biases: int
     params_beside: int = 0
+    v_is_k: bool = False
+    built: int | None = None
 
     @property
     def identity(self) -> tuple[object, ...]:
         """Return what layers of the same kind share."""
-        return tuple(value for name, value in vars(self).items() if name != "index")
+        return tuple(value for name, value in vars(self).items() if name not in ("index", "built"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +61,10 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """The layers of one stack, and the layers that are no softmax attention."""
+    """The layers of one stack, and what stands apart from softmax attention."""
 
     drafts: tuple[Draft, ...]
-    unsupported: tuple[tuple[int, str], ...]
+    apart: tuple[LayersApart, ...]
 
 
 def read_stack(
@@ -76,53 +83,78 @@ def read_stack(
     """
     count = layer_count(keys, family)
     if count is None:
-        read_facts(keys, family, 1, warnings)
-        return Stack(drafts=(), unsupported=())
-    facts = read_facts(keys, family, count, warnings)
+        read_facts(keys, family, FULL, warnings)
+        return Stack(drafts=(), apart=())
     types = layer_types(keys, family, count)
     crossing = keys.indices(family.cross_layers, count) if family.cross_layers else set()
     shared = _shared_layers(keys, family, types)
-    unsupported = tuple(
-        (index, word) for index, word in enumerate(types) if word not in EXPRESSIBLE
-    )
-    limits = _limits(keys, family, types, facts)
-    if facts is None or keys.faults:
-        return Stack(drafts=(), unsupported=unsupported)
+    each = layer_keys(keys, family, types)
+    reading = _Reading(keys, family, run, warnings, prefix)
     drafts: list[Draft] = []
-    for index, (word, heads) in enumerate(zip(types, facts.heads, strict=False)):
+    for index, (word, own) in enumerate(zip(types, each, strict=False)):
+        attends = word in EXPRESSIBLE or word in COMBINED or index in crossing
+        facts = reading.facts(own, word) if attends else None
+        if facts is None:
+            continue
         if index in crossing:
-            drafts.append(_cross_draft(index, facts, heads, family, run, prefix))
+            drafts.append(_cross_draft(index, facts, family, run, prefix))
             continue
-        if word not in EXPRESSIBLE:
-            continue
-        drafts.append(
-            _self_draft(
-                index, prefix + word, facts, heads, run, limits.get(word, {}), index in shared
-            )
-        )
+        drafts.append(reading.self_draft(index, word, own, facts, index in shared))
         if crosses_everywhere:
-            drafts.append(_cross_draft(index, facts, heads, family, run, prefix))
-    return Stack(drafts=tuple(drafts), unsupported=unsupported)
+            drafts.append(_cross_draft(index, facts, family, run, prefix))
+    found = apart(keys, family, types)
+    return Stack(drafts=() if keys.faults else tuple(drafts), apart=found)
 
 
-def _limits(
-    keys: Keys, family: Family, types: Sequence[str], facts: Facts | None
-) -> Mapping[str, dict[str, int]]:
-    """Return the window of sliding layers and the chunk of chunked ones, as spec fields."""
-    limits: dict[str, dict[str, int]] = {}
-    if SLIDING in types:
-        window = facts.window if facts is not None else None
+class _Reading:
+    """One stack as it is read: equal layers are read and drafted once."""
+
+    def __init__(
+        self, keys: Keys, family: Family, run: Run, warnings: list[str], prefix: str
+    ) -> None:
+        self.keys = keys
+        self.family = family
+        self.run = run
+        self.warnings = warnings
+        self.prefix = prefix
+        self.read: dict[tuple[int, str], Facts | None] = {}
+        self.drafted: dict[tuple[int, str, bool], Draft] = {}
+
+    def facts(self, own: Keys, word: str) -> Facts | None:
+        """Return what a layer is made of; None with a fault noted."""
+        if (id(own), word) not in self.read:
+            facts = read_facts(own, self.family, word, self.warnings)
+            self.read[id(own), word] = facts
+        return self.read[id(own), word]
+
+    def self_draft(self, index: int, word: str, own: Keys, facts: Facts, shared: bool) -> Draft:
+        """Return the draft of a layer's self-attention."""
+        known = (id(own), word, shared)
+        if known not in self.drafted:
+            limits = _limits(own, self.family, word, facts)
+            name = self.prefix + COMBINED.get(word, word)
+            self.drafted[known] = _self_draft(
+                index, name, facts, self.family, self.run, limits, shared
+            )
+        return replace(self.drafted[known], index=index)
+
+
+def _limits(keys: Keys, family: Family, word: str, facts: Facts) -> dict[str, int]:
+    """Return the window of a sliding layer, the chunk of a chunked one, as spec fields.
+
+    Of an indexed layer, the window has as many keys as the indexer chooses: wherever they
+    lie, each query attends to so many.
+    """
+    if word == SLIDING:
         if keys.given(*family.window) is None:
             name = family.window[0]
             held = "is null" if name in keys.values else "is missing"
             keys.fault(name, f"{held}, and {type_key(keys)} has {SLIDING}")
-        elif window is not None:
-            limits[SLIDING] = {"window": window}
-    if CHUNKED in types:
-        chunk = keys.size("attention_chunk_size", required=True)
-        if chunk is not None:
-            limits[CHUNKED] = {"chunk": chunk}
-    return limits
+        return {} if facts.window is None else {"window": facts.window}
+    if word in (CHUNKED, INDEXED):
+        size = keys.size("attention_chunk_size" if word == CHUNKED else "index_topk", required=True)
+        return {} if size is None else {"chunk" if word == CHUNKED else "window": size}
+    return {}
 
 
 def _shared_layers(keys: Keys, family: Family, types: Sequence[str]) -> range:
@@ -152,15 +184,13 @@ def pairs(fields: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     return tuple(sorted((name, value) for name, value in fields.items() if value is not None))
 
 
-def _shared_fields(facts: Facts, heads: Heads, run: Run) -> dict[str, Any]:
+def _shared_fields(facts: Facts, run: Run) -> dict[str, Any]:
     """Return the spec fields that self- and cross-attention have in common."""
     fields: dict[str, Any] = {
         "batch": run.batch,
         "phase": run.phase,
         "dim": facts.dim,
-        "heads": heads.heads,
-        "kv_heads": heads.kv_heads,
-        "head_dim": heads.head_dim,
+        **vars(facts.heads),
         "qkv_bias": facts.qkv_bias,
         "k_bias": facts.k_bias,
         "out_bias": facts.out_bias,
@@ -178,36 +208,36 @@ def _self_draft(
     index: int,
     name: str,
     facts: Facts,
-    heads: Heads,
+    family: Family,
     run: Run,
     limits: Mapping[str, int],
     shared: bool,
 ) -> Draft:
     """Draft a self-attention; in decode one token runs against ``run.tokens`` of cache."""
     decodes = run.phase == "decode"
-    fields = _shared_fields(facts, heads, run) | {
+    fields = _shared_fields(facts, run) | {
         "tokens": 1 if decodes else run.tokens,
         "kv_tokens": run.tokens,
         "causal": ("bottom-right" if decodes else "top-left") if facts.causal else "none",
         "kv_proj": not shared,
-        **limits,
     }
+    kept = {} if INDEXED in name else limits  # the indexer chooses anew: every key is kept
     return Draft(
         name=f"{name}, shared kv" if shared else name,
         index=index,
-        spec=pairs(fields),
-        stored=pairs(fields),
-        cached=facts.causal and not shared,
-        norm_biases=_norm_biases(facts, heads),
+        spec=pairs(fields | limits),
+        stored=pairs(fields | kept),
+        cached=facts.causal and family.cached and not shared,
+        norm_biases=_norm_biases(facts),
+        v_is_k=facts.v_is_k,
+        built=facts.built,
     )
 
 
-def _cross_draft(
-    index: int, facts: Facts, heads: Heads, family: Family, run: Run, prefix: str
-) -> Draft:
+def _cross_draft(index: int, facts: Facts, family: Family, run: Run, prefix: str) -> Draft:
     """Draft a cross-attention; in decode its keys and values were projected in prefill."""
     decodes = run.phase == "decode"
-    fields = _shared_fields(facts, heads, run) | {
+    fields = _shared_fields(facts, run) | {
         "tokens": 1 if decodes else run.tokens,
         "kv_tokens": run.source_tokens or run.tokens,
         "causal": "none",
@@ -221,19 +251,14 @@ def _cross_draft(
         stored=pairs(fields),
         cached=True,
         norm_biases=0,
+        v_is_k=False,
+        built=None,
     )
 
 
-def _norm_biases(facts: Facts, heads: Heads) -> int:
+def _norm_biases(facts: Facts) -> int:
     """Count the biases of a LayerNorm on q and k, one for each of its weights."""
-    return 2 * heads.head_dim if facts.norm_bias else 0
-
-
-def is_causal(keys: Keys, family: Family) -> bool:
-    """Say whether a stack decodes, without reading its sizes."""
-    if family.bidirectional is not None and keys.flag(family.bidirectional):
-        return False
-    return fact(keys, family.causal)
+    return 2 * facts.heads.head_dim if facts.norm_bias else 0
 
 
 def image_tokens(keys: Keys, image: Image) -> int | None:

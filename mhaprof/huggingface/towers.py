@@ -1,4 +1,4 @@
-"""Rows of encoders (of images, sounds, text) that are data: ``towers.yaml``."""
+"""Rows that are data: ``families.yaml`` and, of images and sounds, ``towers.yaml``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mhaprof.huggingface.families import FAMILIES
-from mhaprof.huggingface.family import Family, Image, Key, Names, Norm
+from mhaprof.huggingface.family import Apart, Family, Image, Key, Names, Norm
 from mhaprof.huggingface.keys import Keys, shown
 from mhaprof.huggingface.stack import image_tokens
 
@@ -19,9 +19,10 @@ GUARD = re.compile(
     r"attention_chunk|qk_norm|qk_layernorm|attention_types?$|attn_type|cross_attention|is_causal|"
     r"kv_shared|per_layer_config|use_bidirectional|relative_attention|attention_layers|is_hybrid"
 )
-"""Keys that may change the attention; a row of the file says which value does not."""
+"""Keys that may change the attention; a row that was found by building says which does not."""
 
-FILE = Path(__file__).with_name("towers.yaml")
+FILES = ("towers.yaml", "families.yaml")
+"""Of a family in both, the row of the last is read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,8 @@ class Tower:
     """A row: where the facts are; sizes that a file may omit; what to say, and when.
 
     ``defaults`` are of the class in transformers: a file that lacks a size means them.
+    ``class_sizes`` are those that the parts of composite files omit: a file of one model
+    alone is rather broken without them.
     ``notes`` maps a key of the file to what is said when it is given (``!KEY``: unless it
     is false; ``always``).  ``tower`` is the part that a file of its own is.
     """
@@ -40,6 +43,7 @@ class Tower:
     notes: Mapping[str, str] = field(default_factory=dict)
     known: Mapping[str, Any] | None = None
     also_layers: str | None = None
+    class_sizes: Mapping[str, Any] = field(default_factory=dict)
 
     def completed(self, keys: Keys, warnings: list[str]) -> Keys:
         """Return the keys with the class's sizes where the file has none, and say so."""
@@ -51,8 +55,9 @@ class Tower:
                 warnings.append(note)
         added = {
             name: value
-            for name, value in self.defaults.items()
+            for name, value in (self.class_sizes if keys.path else self.defaults).items()
             if not set(self._names_of(name)) & set(keys.values)
+            and not ("per_layer_config" in keys.values and name.startswith("global_"))
         }
         if self.also_layers is not None and (more := keys.size(self.also_layers)) is not None:
             name = self.family.layers[0]
@@ -94,30 +99,43 @@ class Tower:
 
 def row_of(model_type: str) -> Tower | None:
     """Return the row of a family, of the table or of the file of towers."""
-    if model_type in FAMILIES:
+    rows, class_sizes, states = _rows()
+    row = rows.get(model_type)
+    if row is None and model_type in FAMILIES:
         family = FAMILIES[model_type]
-        notes = _file()["notes"].get(model_type, {})
-        return Tower(family=family, tower="vision" if family.image else None, notes=notes)
-    return _towers().get(model_type)
+        row = Tower(family=family, tower="vision" if family.image else None)
+    sizes = class_sizes.get(model_type, {})
+    if row is None:
+        return None
+    family = replace(row.family, states=states)
+    notes = {**row.notes, **_files()[0]["notes"].get(model_type, {})}
+    return replace(row, family=family, notes=notes, class_sizes={**sizes, **row.defaults})
 
 
 @functools.cache
 def refused_types() -> Mapping[str, str]:
     """Return why each model_type is not counted that no row could say right."""
-    return {name: why for why, names in _file()["refused"].items() for name in names}
+    return {name: why for why, names in _files()[0]["refused"].items() for name in names}
 
 
 @functools.cache
-def _file() -> Mapping[str, Any]:
+def _files() -> list[Mapping[str, Any]]:
     from ruamel.yaml import YAML
 
-    loaded: Mapping[str, Any] = YAML(typ="safe", pure=True).load(FILE)
-    return loaded
+    return [YAML(typ="safe", pure=True).load(Path(__file__).with_name(name)) for name in FILES]
 
 
 @functools.cache
-def _towers() -> Mapping[str, Tower]:
-    return {name: _tower(row) for row in _file()["towers"] for name in row["types"]}
+def _rows() -> tuple[Mapping[str, Tower], Mapping[str, Mapping[str, Any]], Names]:
+    """Read the files: rows by model_type, sizes that each class has by default, states."""
+    found, said = _files()
+    rows = {
+        name: _tower({"known": {}, **row} if file is found else row)
+        for file in (found, said)
+        for row in file["towers"]
+        for name in row["types"]
+    }
+    return rows, said["class_sizes"] or {}, tuple(said["states"])
 
 
 def _tower(row: Mapping[str, Any]) -> Tower:
@@ -127,7 +145,12 @@ def _tower(row: Mapping[str, Any]) -> Tower:
         if name in Family.__dataclass_fields__
     }
     own = {name: value for name, value in row.items() if name not in (*facts, "types")}
-    return Tower(family=Family(**facts), **{"known": {}, **own})
+    return Tower(family=Family(**facts), **own)
+
+
+def states() -> Names:
+    """Return the sums of keys that say what a layer keeps of a sequence, in their order."""
+    return _rows()[2]
 
 
 def _fact(name: str, value: Any) -> Any:
@@ -136,6 +159,10 @@ def _fact(name: str, value: Any) -> Any:
         return Image(**value)
     if name == "norm":
         return Norm(**{key: _fact(key, each) for key, each in value.items()})
+    if name == "apart":
+        return {word: Apart(**own) for word, own in value.items()}
+    if isinstance(value, Mapping) and "names" not in value:
+        return {key: _fact(key, each) for key, each in value.items()}
     if isinstance(value, Mapping):
         return Key(names=tuple(value["names"]), default=value.get("default", False))
     return tuple(value) if isinstance(value, list) else value

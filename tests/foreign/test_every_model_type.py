@@ -54,17 +54,18 @@ def told(plan: ModelPlan) -> Iterator[Mapping[str, Any]]:
     """Yield each block of a plan, with what it is compared in."""
     for kind in plan.kinds:
         bare = kind.stored.replace(qkv_bias=False, k_bias=False, out_bias=False)
-        learned, weights = formulas.params(kind.stored), formulas.params(bare).projections
+        learned = kind.params
+        biases = formulas.params(kind.stored).projections - formulas.params(bare).projections
         block = {
-            "weights": weights,
-            "biases": learned.projections - weights,
-            "norms": learned.norms + kind.norm_biases,
+            "weights": learned.projections - biases,
+            "biases": biases,
+            "norms": learned.norms,
             "sinks": learned.sinks,
             "cached": formulas.kv_bytes_per_token(kind.stored, dtype_bytes=1),
             "causal": kind.spec.causal != "none",
             "window": kind.spec.window,
         }
-        yield from [block] * kind.count
+        yield from [block] * (kind.count if kind.built is None else kind.built)
 
 
 def counted(blocks: Iterable[Mapping[str, Any]]) -> Counter[tuple[Any, ...]]:
