@@ -108,8 +108,14 @@ def row_of(model_type: str) -> Tower | None:
     if row is None:
         return None
     family = replace(row.family, states=states)
-    notes = {**row.notes, **_files()[0]["notes"].get(model_type, {})}
+    notes = {**row.notes, **notes_of(model_type)}
     return replace(row, family=family, notes=notes, class_sizes={**sizes, **row.defaults})
+
+
+def notes_of(model_type: str) -> Mapping[str, str]:
+    """Return what is said of a family that is no row of the files."""
+    notes: Mapping[str, str] = _files()[0]["notes"].get(model_type, {})
+    return notes
 
 
 @functools.cache
