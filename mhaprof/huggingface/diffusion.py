@@ -8,7 +8,7 @@ from typing import Any
 from mhaprof import formulas
 from mhaprof.huggingface.family import Image
 from mhaprof.huggingface.formats import diffusers_row
-from mhaprof.huggingface.keys import MAX_LAYERS, Keys
+from mhaprof.huggingface.keys import MAX_LAYERS, Keys, shown
 from mhaprof.huggingface.stack import Draft, Run, Stack, image_tokens, pairs
 from mhaprof.spec import AttentionSpec
 
@@ -23,6 +23,9 @@ def read_diffusion(keys: Keys, run: Run, *, tokens_given: bool, warnings: list[s
     text's tokens are ``run.source_tokens``, else what the pipeline pads to.
     """
     row = diffusers_row(str(keys.values["_class_name"]))
+    for name, value in row.get("requires", {}).items():
+        if keys.values.get(name) != value:
+            keys.fault(name, f"{shown(keys.values.get(name))} is another block than DiT's: {value}")
     heads = keys.size(row["heads"], required=True)
     head_dim = keys.size(row["head_dim"], required=True)
     layers = {
@@ -41,7 +44,9 @@ def read_diffusion(keys: Keys, run: Run, *, tokens_given: bool, warnings: list[s
     both = keys.indices(row["beside"], layers["double"] or 0) if "beside" in row else set()
     if heads is None or head_dim is None or None in layers.values():
         return Stack(drafts=(), apart=())
-    biased = keys.flag(row["bias"], default=True) if "bias" in row else True
+    biased = (
+        keys.flag(row["bias"], default=row.get("bias_default", True)) if "bias" in row else True
+    )
     normed = row.get("norm") is True or keys.given(str(row.get("norm"))) is not None
     shared = {
         "batch": run.batch, "dim": heads * head_dim, "heads": heads, "kv_heads": heads,

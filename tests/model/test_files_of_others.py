@@ -56,6 +56,14 @@ DIT = {
 }
 
 
+OLD_DIT = {
+    **DIT,
+    "_class_name": "Transformer2DModel",
+    "attention_bias": True,
+    "norm_type": "ada_norm_zero",
+}
+
+
 @pytest.mark.parametrize(
     ("config", "layers", "params", "kv_bytes"),
     [
@@ -85,8 +93,13 @@ def test_parts_of_open_clip_are_those_of_clip() -> None:
 
 @pytest.mark.parametrize(
     ("config", "params", "norms"),
-    [(FLUX, 2_869_837_824, 19_456), (SD3, 573_682_176, 7_808), (DIT, 148_764_672, 0)],
-    ids=["flux", "sd3", "dit"],
+    [
+        (FLUX, 2_869_837_824, 19_456),
+        (SD3, 573_682_176, 7_808),
+        (DIT, 148_764_672, 0),
+        (OLD_DIT, 148_764_672, 0),
+    ],
+    ids=["flux", "sd3", "dit", "dit of old"],
 )
 def test_a_transformer_of_diffusers_holds_what_diffusers_builds(
     config: dict[str, Any], params: int, norms: int
@@ -120,6 +133,10 @@ def test_image_and_text_attend_jointly_in_flux() -> None:
         ({"eos_token_id": 2, "transformers_version": "4.40"}, "is the settings of generation"),
         ({"image_processor_type": "CLIPImageProcessor"}, "is the settings of an image processor"),
         ({"weight_map": {}}, "is an index of weights"),
+        (
+            {**OLD_DIT, "cross_attention_dim": 768},
+            "cross_attention_dim: 768 is another block than DiT's",
+        ),
         ({"_class_name": "FluxPipeline"}, "of a pipeline give transformer/config.json"),
         ({"_class_name": "AutoencoderKL"}, "AutoencoderKL. of diffusers is not a transformer"),
         ({**TIMM, "architecture": "resnet50"}, "architecture: .resnet50. of timm is not one"),
