@@ -36,6 +36,7 @@ from mhaprof.units import DTYPE_BYTES
 SHAPE_FIELDS = ("batch", "tokens", "kv_tokens", "phase")
 """The spec fields that a model's file does not fix: the flags that go with ``--model``."""
 
+ASSUME_HELP = "read the file as if it did not have a key"
 MODEL_HELP = "a model's config.json, its folder, or hf:org/name"
 
 
@@ -89,15 +90,20 @@ def model(
         str, typer.Option(help="part of a composite file", metavar=choices(Part))
     ] = "text",
     partial: Annotated[
-        bool, typer.Option("--partial", help="leave out layers that are no softmax attention")
+        bool, typer.Option("--partial", help="leave out layers of which nothing is known")
     ] = False,
+    assume: Annotated[
+        list[str] | None, typer.Option(help=ASSUME_HELP, metavar="KEY=ignored")
+    ] = None,
     *,
     out: Output,
 ) -> int:
     """Say what the attention of a model costs: for each kind of layer, and in all."""
     cache_dtype = one_of("--cache-dtype", cache_dtype, DTYPE_BYTES)
     changes = [change for each in what_if or () for change in parse_changes(each)]
-    choice = _choice(config=config, preset=preset, layer=None, part=part, partial=partial)
+    choice = _choice(
+        config=config, preset=preset, layer=None, part=part, partial=partial, assume=assume
+    )
     if choice is None:
         raise UsageError("model needs a config.json, hf:org/name or a preset (mhaprof presets)")
     given = {"tokens": tokens, "batch": batch, "phase": phase, "kv_tokens": kv_tokens}
@@ -150,6 +156,7 @@ class ModelChoice:
     layer: int | None
     part: Part
     partial: bool
+    ignored: tuple[str, ...]
 
     def plan(self, shape: Mapping[str, Any]) -> ModelPlan:
         """Return the model's layers at the given batch, tokens, kv_tokens and phase."""
@@ -171,6 +178,7 @@ class ModelChoice:
             kv_tokens=shape.get("kv_tokens"),
             part=self.part,
             partial=self.partial,
+            ignored=self.ignored,
         )
 
     def planned(self, given: Mapping[str, Sequence[object]]) -> list[Planned | Impossible]:
@@ -222,7 +230,13 @@ class ModelChoice:
 
 
 def _choice(
-    *, config: str | None, preset: str | None, layer: int | None, part: str, partial: bool
+    *,
+    config: str | None,
+    preset: str | None,
+    layer: int | None,
+    part: str,
+    partial: bool,
+    assume: Sequence[str] | None,
 ) -> ModelChoice | None:
     """Read what was asked for; None if no model was."""
     if part not in get_args(Part):
@@ -233,8 +247,14 @@ def _choice(
         if layer is not None:
             raise UsageError("--layer is of a model; give --model or --preset")
         return None
+    for text in assume or ():
+        if not text.removesuffix("=ignored") or not text.endswith("=ignored"):
+            raise UsageError(f"--assume {text!r} is not of the form KEY=ignored")
+    ignored = tuple(dict.fromkeys(text.removesuffix("=ignored") for text in assume or ()))
     raw = read_config(config) if config is not None else read_preset(str(preset))
-    return ModelChoice(raw=raw, layer=layer, part=cast(Part, part), partial=partial)
+    return ModelChoice(
+        raw=raw, layer=layer, part=cast(Part, part), partial=partial, ignored=ignored
+    )
 
 
 def _notes(plan: ModelPlan) -> list[str]:
@@ -248,7 +268,9 @@ def _apart(layers: LayersApart) -> str:
     if not layers.known:
         return f"{count} layers of {layers.name} are left out and not in the total"
     if layers.attends:
-        return f"{layers.name} of {count} layers: its MACs, parameters and cache are not in the total"
+        return (
+            f"{layers.name} of {count} layers: its MACs, parameters and cache are not in the total"
+        )
     state = "" if layers.state_elements is not None else "; their state is not known"
     return f"{count} layers of {layers.name} are no softmax attention and not in the total{state}"
 
@@ -263,7 +285,7 @@ def warn(plan: ModelPlan, said: set[str]) -> None:
 
 
 class _ModelFlags:
-    """``--model``, ``--preset``, ``--layer``, ``--part`` and ``--partial``."""
+    """``--model``, ``--preset``, ``--layer``, ``--part``, ``--partial`` and ``--assume``."""
 
     def parameters(self) -> list[inspect.Parameter]:
         """Return the options, under a panel of their own."""
@@ -284,7 +306,10 @@ class _ModelFlags:
             ),
             option(
                 "partial", bool, "--partial", default=False,
-                help="leave out layers that are no softmax attention", **panel,
+                help="leave out layers of which nothing is known", **panel,
+            ),
+            option(
+                "assume", list[str] | None, help=ASSUME_HELP, metavar="KEY=ignored", **panel
             ),
         ]  # fmt: skip
 
@@ -296,6 +321,7 @@ class _ModelFlags:
             layer=values["layer"],
             part=values["part"],
             partial=values["partial"],
+            assume=values["assume"],
         )
 
 

@@ -23,7 +23,7 @@ def apart(keys: Keys, family: Family, types: Sequence[str]) -> tuple[LayersApart
         if word == INDEXED:
             own = _with_an_indexer(keys, len(types))
             indices = [index for index in indices if index in own]
-        state = next((found for each in states if (found := keys.expression(each))), None)
+        state = next((held for each in states if (held := keys.expression(each))), None)
         found.append(
             LayersApart(
                 name=row.name or word,

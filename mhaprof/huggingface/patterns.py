@@ -292,8 +292,11 @@ def _blocks(keys: Keys, _family: Family, count: int) -> list[str]:
         return [FULL] * count
     blocks = attention_blocks(keys, count)
     return [
-        "no_attention" if each.get("no_op") else
-        "linear_layer" if each.get("replace_with_linear") else FULL
+        "no_attention"
+        if each.get("no_op")
+        else "linear_layer"
+        if each.get("replace_with_linear")
+        else FULL
         for each in blocks
     ]
 

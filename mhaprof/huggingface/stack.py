@@ -132,8 +132,9 @@ class _Reading:
         if known not in self.drafted:
             limits = _limits(own, self.family, word, facts)
             name = self.prefix + COMBINED.get(word, word)
-            self.drafted[known] = _self_draft(index, name, facts, self.family, self.run, limits,
-                                              shared)
+            self.drafted[known] = _self_draft(
+                index, name, facts, self.family, self.run, limits, shared
+            )
         return replace(self.drafted[known], index=index)
 
 

@@ -83,9 +83,7 @@ def _rows() -> tuple[Mapping[str, Tower], Mapping[str, Mapping[str, Any]], Names
     from ruamel.yaml import YAML
 
     read = [YAML(typ="safe", pure=True).load(Path(__file__).with_name(name)) for name in FILES]
-    rows = {
-        name: _tower(row) for file in read for row in file["towers"] for name in row["types"]
-    }
+    rows = {name: _tower(row) for file in read for row in file["towers"] for name in row["types"]}
     return rows, read[0]["class_sizes"] or {}, tuple(read[0]["states"])
 
 

@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 
 from mhaprof import formulas
 from mhaprof.huggingface import layers_of
-from mhaprof.huggingface.families import FAMILIES, SEQ2SEQ
+from mhaprof.huggingface.families import SEQ2SEQ
 from mhaprof.huggingface.plan import LayerKind
 
 torch = pytest.importorskip("torch")
@@ -158,7 +158,7 @@ def test_layers_alternate_as_the_config_class_of_transformers_says(
         expected = types_of(config_of(one))
     plan = layers_of(one.raw, tokens=24, kv_tokens=20, partial=True)
     got = {index: kind.name.split(",")[0] for kind in plan.kinds for index in kind.indices} | {
-        index: layers.name for layers in plan.missing for index in layers.indices
+        index: layers.name for layers in plan.apart for index in layers.indices
     }
     assert [WORDS.get(got[index], got[index]) for index in range(len(expected))] == expected
 
