@@ -31,7 +31,7 @@ from mhaprof.point.options import DEFAULT_CACHE_DTYPE
 from mhaprof.report.model import model_rows, model_views, preset_view
 from mhaprof.report.tabular import Row
 from mhaprof.spec import Phase
-from mhaprof.units import DTYPE_BYTES
+from mhaprof.units import CACHE_BITS, CacheFormat
 
 SHAPE_FIELDS = ("batch", "tokens", "kv_tokens", "phase")
 """The spec fields that a model's file does not fix: the flags that go with ``--model``."""
@@ -76,8 +76,17 @@ def model(
     ] = None,
     cache_dtype: Annotated[
         str,
-        typer.Option(help="dtype of the KV cache", metavar="|".join(DTYPE_BYTES)),
+        typer.Option(help="dtype of the KV cache", metavar="|".join(CACHE_BITS)),
     ] = DEFAULT_CACHE_DTYPE,
+    cache_scales: Annotated[
+        str | None,
+        typer.Option(
+            help="scales of a quantized cache: one for each key and value of a head and token "
+            "(fp16/head), or for each N of its elements (fp16/64)",
+            metavar="DTYPE/head|N",
+            show_default="none",
+        ),
+    ] = None,
     what_if: Annotated[
         list[str] | None,
         typer.Option(
@@ -99,7 +108,11 @@ def model(
     out: Output,
 ) -> int:
     """Say what the attention of a model costs: for each kind of layer, and in all."""
-    cache_dtype = one_of("--cache-dtype", cache_dtype, DTYPE_BYTES)
+    cache_dtype = one_of("--cache-dtype", cache_dtype, CACHE_BITS)
+    try:
+        CacheFormat.of(cache_dtype, cache_scales)
+    except ValueError as error:
+        raise UsageError(f"--cache-scales: {error}") from error
     changes = [change for each in what_if or () for change in parse_changes(each)]
     choice = _choice(
         config=config, preset=preset, layer=None, part=part, partial=partial, assume=assume
@@ -115,11 +128,14 @@ def model(
     try:
         for shape in itertools.product(*lists.values()):
             plan = choice.plan(dict(zip(lists, shape, strict=True)))
-            groups.append(model_rows(cost_of(plan, cache_dtype=cache_dtype)))
+            cost = cost_of(plan, cache_dtype=cache_dtype, cache_scales=cache_scales)
+            groups.append(model_rows(cost))
             said |= dict.fromkeys(_notes(plan))
             signals.enter("keeping")
             for change in changes:
-                cost = cost_of(changed(plan, change), cache_dtype=change.cache_dtype or cache_dtype)
+                dtype = change.cache_dtype or cache_dtype
+                scales = cache_scales if CACHE_BITS[dtype] <= 8 else None
+                cost = cost_of(changed(plan, change), cache_dtype=dtype, cache_scales=scales)
                 groups[-1] += model_rows(cost, what_if=change.text)
     except KeyboardInterrupt:
         if not groups:

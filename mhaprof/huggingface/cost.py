@@ -5,12 +5,15 @@ Every number is exact and follows from ``formulas``; the model's are sums over i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import cast
 
 from mhaprof import formulas
 from mhaprof.huggingface.plan import LayerKind, ModelPlan
-from mhaprof.units import DTYPE_BYTES, flops_of
+from mhaprof.spec import AttentionSpec
+from mhaprof.units import DTYPE_BYTES, CacheFormat, flops_of
 
 COMPUTE_DTYPE = "bfloat16"
 """The dtype of weights and activations in bytes moved; the cache has its own."""
@@ -77,17 +80,51 @@ class ModelCost:
 
     plan: ModelPlan
     cache_dtype: str
+    cache_scales: str | None
     kinds: tuple[Cost, ...]
     total: Cost
 
 
-def cost_of(plan: ModelPlan, *, cache_dtype: str = "bfloat16") -> ModelCost:
-    """Return what the plan's layers cost; ``cache_dtype`` is of the KV cache alone."""
-    width = DTYPE_BYTES[cache_dtype]
+def cost_of(
+    plan: ModelPlan, *, cache_dtype: str = "bfloat16", cache_scales: str | None = None
+) -> ModelCost:
+    """Return what the plan's layers cost.
+
+    ``cache_dtype`` and ``cache_scales`` (``fp16/head``: see ``units.CacheFormat``) are of
+    the KV cache alone.  Raises ValueError for words that are neither.
+    """
+    cache = CacheFormat.of(cache_dtype, cache_scales)
     kinds = tuple(
-        _kind_cost(plan, position, dtype_bytes=width) for position in range(len(plan.kinds))
+        _whole(_kind_cost(plan, position, dtype_bytes=_width(kind.stored, cache)))
+        for position, kind in enumerate(plan.kinds)
     )
-    return ModelCost(plan=plan, cache_dtype=cache_dtype, kinds=kinds, total=_total(plan, kinds))
+    return ModelCost(
+        plan=plan,
+        cache_dtype=cache.dtype,
+        cache_scales=cache_scales,
+        kinds=kinds,
+        total=_total(plan, kinds),
+    )
+
+
+def _width(spec: AttentionSpec, cache: CacheFormat) -> int:
+    """Return the bytes of one cached element of a layer, its scales shared out.
+
+    What has scales is a key and a value of each head; of latent attention, the latent and
+    the rotated key.  A fraction where an element or its part of a scale is no whole byte:
+    ``formulas`` multiply it by elements of whole tokens, which are whole bytes.
+    """
+    if spec.kv_lora_rank is not None and spec.qk_rope_head_dim is not None:
+        vectors = [spec.kv_lora_rank, spec.qk_rope_head_dim]
+    else:
+        vectors = [spec.head_dim, spec.v_head_dim] * spec.kv_heads
+    return cast(int, cache.element_bytes(vectors))
+
+
+def _whole(cost: Cost) -> Cost:
+    """Return the cost with its bytes as ints: a fraction of an element's was whole in sum."""
+    names = ("kv_bytes_per_token", "kv_cache_bytes", "kv_cache_bytes_full", "moved_bytes")
+    return replace(cost, **{name: math.ceil(getattr(cost, name)) for name in names})
 
 
 def _kind_cost(plan: ModelPlan, position: int, *, dtype_bytes: int) -> Cost:

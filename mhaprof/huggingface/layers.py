@@ -8,15 +8,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mhaprof.errors import SpecError, UsageError
+from mhaprof.huggingface.diffusion import JOINT, read_diffusion
 from mhaprof.huggingface.facts import is_causal
 from mhaprof.huggingface.families import SEQ2SEQ
 from mhaprof.huggingface.family import Seq2Seq
+from mhaprof.huggingface.formats import translated
 from mhaprof.huggingface.keys import KeyFault, Keys, Locate, architectures, refusal, shown
 from mhaprof.huggingface.parts import Part, descend, missing
 from mhaprof.huggingface.patterns import EXPRESSIBLE, declared_types, is_known, type_key
 from mhaprof.huggingface.plan import LayerKind, ModelPlan, distinguish
 from mhaprof.huggingface.stack import Draft, Run, Stack, read_stack
-from mhaprof.huggingface.towers import Tower, row_of, states
+from mhaprof.huggingface.towers import Tower, refused_types, row_of, states
 from mhaprof.huggingface.unknown import assumed_family
 from mhaprof.spec import DEFAULT_TOKENS, AttentionSpec, Phase
 
@@ -88,10 +90,15 @@ def layers_of(
     config = without(config, ignored) if ignored else config
     reading = _Reading(source=source, request=request, locate=locate, tokens_given=tokens)
     reading.warnings += [f"{name} is ignored, as was asked" for name in ignored]
-    stacks, model_type = reading.stacks(Keys(values=config))
+    values, said = translated(config, source=source)
+    reading.warnings += said
+    stacks, model_type = reading.stacks(Keys(values=values))
     kinds = reading.kinds(stacks)
     reads_another = any(
-        kind.is_cross or (phase == "prefill" and kind.spec.kv_tokens == kv_tokens) for kind in kinds
+        kind.is_cross
+        or kind.name.startswith(JOINT)
+        or (phase == "prefill" and kind.spec.kv_tokens == kv_tokens)
+        for kind in kinds
     )
 
     def rebuild(count: int) -> ModelPlan:
@@ -154,7 +161,9 @@ class _Reading:
         """Return every stack of the part asked for, and the model_type it is of."""
         model_type = keys.word("model_type") or ""
         self._refuse(keys)
-        if model_type in COMPOSITES:
+        if "_class_name" in keys.values and not model_type:
+            stacks, model_type = [self._diffusion(keys)], str(keys.values["_class_name"])
+        elif model_type in COMPOSITES:
             stacks = self._composite(keys)
         else:
             keys, model_type = self._part(keys, model_type)
@@ -165,6 +174,22 @@ class _Reading:
         self._refuse(keys)
         self._refuse_unsupported(keys, stacks)
         return stacks, model_type or "unknown"
+
+    def _diffusion(self, keys: Keys) -> Stack:
+        """Read a transformer of diffusers, which has no phase decode."""
+        if self.request.phase == "decode" or self.request.part != "text":
+            raise UsageError(
+                f"{self.source}: _class_name: a transformer of diffusers has no phase decode "
+                "and no parts; give --phase prefill and no --part"
+            )
+        run = Run(
+            tokens=self.request.tokens,
+            batch=self.request.batch,
+            phase="prefill",
+            source_tokens=self.request.kv_tokens,
+        )
+        given = self.tokens_given is not None
+        return read_diffusion(keys, run, tokens_given=given, warnings=self.warnings)
 
     def _refuse(self, keys: Keys) -> None:
         if keys.faults:
@@ -202,6 +227,9 @@ class _Reading:
         row = row_of(model_type)
         if row is not None:
             return row
+        if model_type in refused_types():
+            keys.fault("model_type", f"{model_type} is not counted: {refused_types()[model_type]}")
+            self._refuse(keys)
         family = assumed_family(
             keys, model_type or "missing", self.warnings, tower=self.request.part != "text"
         )
@@ -214,7 +242,7 @@ class _Reading:
         keys = row.completed(keys, self.warnings)
         family, request = row.family, self.request
         tokens, source_tokens = request.tokens, request.kv_tokens
-        if family.image is not None or row.is_tower:
+        if family.image is not None or row.tower is not None:
             tokens = self._own_tokens(keys, row)
         if not is_causal(keys, family) and request.phase == "decode":
             raise UsageError(
@@ -342,6 +370,7 @@ class _Reading:
                     indices=tuple(draft.index for draft in drafts),
                     cached=drafts[0].cached,
                     norm_biases=drafts[0].norm_biases,
+                    params_beside=drafts[0].params_beside,
                     v_is_k=drafts[0].v_is_k,
                     built=drafts[0].built,
                 )

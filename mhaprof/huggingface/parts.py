@@ -13,10 +13,10 @@ Part = Literal["text", "vision", "audio"]
 
 PART_KEYS: Mapping[Part, Names] = {
     "text": ("text_config", "llm_config", "language_config"),
-    "vision": ("vision_config", "image_config", "vision_encoder_config"),
+    "vision": ("vision_config", "image_config", "vision_encoder_config", "backbone_config"),
     "audio": ("audio_config", "speech_config", "encoder_config"),
 }
-WRAPPERS = ("thinker_config",)
+WRAPPERS = ("thinker_config", "vlm_config")
 """Objects around the parts, where these are not at the top of the file."""
 
 ATTENDS = frozenset(
@@ -57,12 +57,17 @@ def descend(
         return (nested, inner) if part != "text" else descend(nested, inner, part, warnings)
     if part == "text":
         if held and not keys.given("num_hidden_layers", "num_layers", "n_layer", "n_layers"):
-            return None
+            only = next(iter(held))
+            warnings.append(
+                f"this file has no text; {held[only]} is counted (--part {only}), and what "
+                "reads it is left out"
+            )
+            return descend(keys, model_type, only, warnings)
         if held:
             _say_what_is_left(keys, "the text", held, part, warnings)
         return keys, model_type
     row = row_of(model_type)
-    return (keys, model_type) if keys.path or (row is not None and row.is_tower) else None
+    return (keys, model_type) if keys.path or (row is not None and row.tower == part) else None
 
 
 def part_type(inner: str, outer: str, part: Part) -> str:

@@ -19,8 +19,10 @@ class LayerKind:
     the spec whose parameters and cache the layer holds: they differ where keys and
     values were projected earlier (cross-attention in phase decode).  ``cached`` is false
     for layers that keep no keys and values (encoders).  ``norm_biases``: parameters of
-    norms that the spec does not know.  ``v_is_k``: keys are the values too, unprojected.
-    ``built``: how many layers have parameters of their own, if not each has.
+    norms that the spec does not know; ``params_beside``: of projections that it does not
+    (the text's in a block that attends to image and text jointly).  ``v_is_k``: keys are
+    the values too, unprojected.  ``built``: how many layers have parameters of their own,
+    if not each has.
     """
 
     name: str
@@ -29,6 +31,7 @@ class LayerKind:
     indices: tuple[int, ...]
     cached: bool
     norm_biases: int = 0
+    params_beside: int = 0
     v_is_k: bool = False
     built: int | None = None
 
@@ -52,7 +55,8 @@ class LayerKind:
         values = spec.kv_heads * spec.v_head_dim * (spec.dim + spec.qkv_bias)
         saved = values if self.v_is_k and spec.kv_proj else 0
         return held._replace(
-            projections=held.projections - saved, norms=held.norms + self.norm_biases
+            projections=held.projections - saved + self.params_beside,
+            norms=held.norms + self.norm_biases,
         )
 
     @property

@@ -39,13 +39,14 @@ class Draft:
     stored: tuple[tuple[str, Any], ...]
     cached: bool
     norm_biases: int
-    v_is_k: bool
-    built: int | None
+    params_beside: int = 0
+    v_is_k: bool = False
+    built: int | None = None
 
     @property
     def identity(self) -> tuple[object, ...]:
         """Return what layers of the same kind share."""
-        return (self.name, self.spec, self.stored, self.cached, self.norm_biases, self.v_is_k)
+        return tuple(value for name, value in vars(self).items() if name not in ("index", "built"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +179,8 @@ def _shared_layers(keys: Keys, family: Family, types: Sequence[str]) -> range:
     return range(count - shared, count)
 
 
-def _pairs(fields: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+def pairs(fields: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """Return spec fields as a draft holds them: sorted, without those not given."""
     return tuple(sorted((name, value) for name, value in fields.items() if value is not None))
 
 
@@ -223,8 +225,8 @@ def _self_draft(
     return Draft(
         name=f"{name}, shared kv" if shared else name,
         index=index,
-        spec=_pairs(fields | limits),
-        stored=_pairs(fields | kept),
+        spec=pairs(fields | limits),
+        stored=pairs(fields | kept),
         cached=facts.causal and family.cached and not shared,
         norm_biases=_norm_biases(facts),
         v_is_k=facts.v_is_k,
@@ -245,8 +247,8 @@ def _cross_draft(index: int, facts: Facts, family: Family, run: Run, prefix: str
     return Draft(
         name=prefix + CROSS,
         index=index,
-        spec=_pairs(fields | {"kv_proj": not decodes}),
-        stored=_pairs(fields),
+        spec=pairs(fields | {"kv_proj": not decodes}),
+        stored=pairs(fields),
         cached=True,
         norm_biases=0,
         v_is_k=False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +14,15 @@ from mhaprof.huggingface.family import Apart, Family, Image, Key, Names, Norm
 from mhaprof.huggingface.keys import Keys, shown
 from mhaprof.huggingface.stack import image_tokens
 
-FILES = ("families.yaml", "towers.yaml")
+GUARD = re.compile(
+    r"sliding|(?<!max_)window|sparse|index_(topk|head)|pattern|layers_block_type|linear_attn|"
+    r"attention_chunk|qk_norm|qk_layernorm|attention_types?$|attn_type|cross_attention|is_causal|"
+    r"kv_shared|per_layer_config|use_bidirectional|relative_attention|attention_layers|is_hybrid"
+)
+"""Keys that may change the attention; a row that was found by building says which does not."""
+
+FILES = ("towers.yaml", "families.yaml")
+"""Of a family in both, the row of the last is read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,20 +32,26 @@ class Tower:
     ``defaults`` are of the class in transformers: a file that lacks a size means them.
     ``class_sizes`` are those that the parts of composite files omit: a file of one model
     alone is rather broken without them.
-    ``notes`` maps a key of the file (or ``always``) to what is said when it is given.
+    ``notes`` maps a key of the file to what is said when it is given (``!KEY``: unless it
+    is false; ``always``).  ``tower`` is the part that a file of its own is.
     """
 
     family: Family
-    is_tower: bool = False
+    tower: str | None = None
     tokens_key: str | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
+    known: Mapping[str, Any] | None = None
+    also_layers: str | None = None
     class_sizes: Mapping[str, Any] = field(default_factory=dict)
 
     def completed(self, keys: Keys, warnings: list[str]) -> Keys:
         """Return the keys with the class's sizes where the file has none, and say so."""
+        self._guard(keys)
         for key, note in self.notes.items():
-            if key == "always" or keys.values.get(key) not in (None, False, 0, []):
+            unless = key.startswith("!")
+            given = keys.values.get(key.removeprefix("!"), unless or key == "always")
+            if given not in (None, False, 0, []):
                 warnings.append(note)
         added = {
             name: value
@@ -44,11 +59,30 @@ class Tower:
             if not set(self._names_of(name)) & set(keys.values)
             and not ("per_layer_config" in keys.values and name.startswith("global_"))
         }
+        if self.also_layers is not None and (more := keys.size(self.also_layers)) is not None:
+            name = self.family.layers[0]
+            total = (keys.size(name) or 0) + more
+            keys = Keys(values={**keys.values, name: total}, path=keys.path, faults=keys.faults)
         if not added:
             return keys
         sizes = ", ".join(f"{name} {shown(value)}" for name, value in added.items())
         warnings.append(f"the file omits what its class fixes, which is used: {sizes}")
         return Keys(values={**added, **keys.values}, path=keys.path, faults=keys.faults)
+
+    def _guard(self, keys: Keys) -> None:
+        """Note a fault for a key that may change what the row says, in a row of the file."""
+        slides = self.family.pattern != "full"
+        facts = repr(self.family if slides else replace(self.family, window=()))
+        for name, value in keys.values.items() if self.known is not None else ():
+            harmless = (None, False, 0, [], (self.known or {}).get(name))
+            read = f"'{name}'" in facts or name in self.notes
+            read |= "window" in name and any("windows" in note for note in self.notes.values())
+            if GUARD.search(name) and not read and value not in harmless:
+                keys.fault(
+                    name,
+                    f"{shown(value)} may change the attention of this family in a way that "
+                    "mhaprof does not know",
+                )
 
     def _names_of(self, name: str) -> Names:
         """Return the names under which the file may hold the same size."""
@@ -69,22 +103,39 @@ def row_of(model_type: str) -> Tower | None:
     row = rows.get(model_type)
     if row is None and model_type in FAMILIES:
         family = FAMILIES[model_type]
-        row = Tower(family=family, is_tower=family.image is not None)
+        row = Tower(family=family, tower="vision" if family.image else None)
     sizes = class_sizes.get(model_type, {})
     if row is None:
         return None
     family = replace(row.family, states=states)
-    return replace(row, family=family, class_sizes={**sizes, **row.defaults})
+    notes = {**row.notes, **_files()[0]["notes"].get(model_type, {})}
+    return replace(row, family=family, notes=notes, class_sizes={**sizes, **row.defaults})
+
+
+@functools.cache
+def refused_types() -> Mapping[str, str]:
+    """Return why each model_type is not counted that no row could say right."""
+    return {name: why for why, names in _files()[0]["refused"].items() for name in names}
+
+
+@functools.cache
+def _files() -> list[Mapping[str, Any]]:
+    from ruamel.yaml import YAML
+
+    return [YAML(typ="safe", pure=True).load(Path(__file__).with_name(name)) for name in FILES]
 
 
 @functools.cache
 def _rows() -> tuple[Mapping[str, Tower], Mapping[str, Mapping[str, Any]], Names]:
     """Read the files: rows by model_type, sizes that each class has by default, states."""
-    from ruamel.yaml import YAML
-
-    read = [YAML(typ="safe", pure=True).load(Path(__file__).with_name(name)) for name in FILES]
-    rows = {name: _tower(row) for file in read for row in file["towers"] for name in row["types"]}
-    return rows, read[0]["class_sizes"] or {}, tuple(read[0]["states"])
+    found, said = _files()
+    rows = {
+        name: _tower({"known": {}, **row} if file is found else row)
+        for file in (found, said)
+        for row in file["towers"]
+        for name in row["types"]
+    }
+    return rows, said["class_sizes"] or {}, tuple(said["states"])
 
 
 def _tower(row: Mapping[str, Any]) -> Tower:

@@ -41,6 +41,7 @@ COLUMNS = (
     "layers_missing",
     *SPEC_COLUMNS,
     "cache_dtype",
+    "cache_scales",
     *COST_COLUMNS,
 )
 """The columns of a model's rows; in a row of role ``layer`` all counts are of one layer."""
@@ -57,6 +58,7 @@ def model_rows(cost: ModelCost, *, what_if: str | None = None) -> list[Row]:
         "model_type": plan.model_type,
         "what_if": what_if,
         "cache_dtype": cost.cache_dtype,
+        "cache_scales": cost.cache_scales,
     }
     rows: list[Row] = []
     for kind, each in zip(plan.kinds, cost.kinds, strict=True):

@@ -1,0 +1,171 @@
+"""Files of others: told apart, or put into the words of transformers (``formats.yaml``)."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mhaprof.errors import UsageError
+from mhaprof.huggingface.keys import is_list, shown
+
+FILE = Path(__file__).with_name("formats.yaml")
+
+
+@functools.cache
+def _facts() -> Mapping[str, Any]:
+    from ruamel.yaml import YAML
+
+    facts: Mapping[str, Any] = YAML(typ="safe", pure=True).load(FILE)
+    return facts
+
+
+def diffusers_row(name: str) -> Mapping[str, Any]:
+    """Return how the blocks of a class of diffusers attend."""
+    row: Mapping[str, Any] = _facts()["diffusers"][name]
+    return row
+
+
+def refuse_weights(path: Path, *, source: str) -> None:
+    """Raise UsageError for a file that by its first bytes is weights, not text."""
+    with path.open("rb") as file:
+        head = file.read(9)
+    rows = _facts()["weights"] if head[:1] not in b" {\n\r\t\xef" else ()
+    what = next((row["what"] for row in rows if head.startswith(bytes.fromhex(row["starts"]))), "")
+    if head[4:] == b"\0\0\0\0{":
+        what = "a safetensors file (weights)"
+    if what:
+        raise UsageError(
+            f"--model {source}: is {what}; give the config.json of the model that it holds"
+        )
+
+
+def translated(config: Mapping[str, Any], *, source: str) -> tuple[Mapping[str, Any], list[str]]:
+    """Return the config in the words of transformers, and what is to be said of it.
+
+    Raises UsageError for a file that describes no attention (an adapter, a tokenizer):
+    what it is, and what to give instead; and for a key that is not known to be harmless.
+    """
+    if isinstance(config.get("pretrained_cfg", config.get("architecture")), str | Mapping):
+        return _timm(config, source)
+    if "model_cfg" in config or {"vision_cfg", "text_cfg"} <= set(config):
+        return _open_clip(config, source)
+    if config.get("_class_name") in _facts()["diffusers"]:
+        return config, []
+    if "_class_name" in config and "model_type" not in config:
+        known = ", ".join(_facts()["diffusers"])
+        raise UsageError(
+            f"{source}: _class_name: {shown(config['_class_name'])} of diffusers is not a "
+            f"transformer that mhaprof reads ({known}); of a pipeline give "
+            "transformer/config.json"
+        )
+    if "model_type" in config and "peft_type" not in config:
+        return config, []
+    for row in _facts()["translations"]:
+        if set(row["keys"]) <= set(config):
+            return _renamed(config, row, source)
+    for row in _facts()["strangers"]:
+        if set(row["keys"]) <= set(config) and not {"hidden_size", "n_embd", "d_model"} & set(
+            config
+        ):
+            what = re.sub(r"\{(\w+)\}", lambda name: str(config.get(name[1])), row["what"])
+            raise UsageError(f"{source}: is {what}; give {row['give']}")
+    return config, []
+
+
+def _renamed(
+    config: Mapping[str, Any], row: Mapping[str, Any], source: str
+) -> tuple[Mapping[str, Any], list[str]]:
+    """Translate a flat file, key by key."""
+    unread = [name for name in config if name not in (*row["names"], *row["ignored"])]
+    differs = [
+        name for name, value in row["fixed"].items() if config.get(name, value) not in (value, None)
+    ]
+    for name in (*unread, *differs):
+        raise UsageError(
+            f"{source}: {name}: {shown(config[name])} may change the attention in a way that "
+            f"mhaprof does not know of {row['what']}; give the model's config.json"
+        )
+    values = {new: config[old] for old, new in row["names"].items() if old in config}
+    for name, same in row["same"].items():
+        values.setdefault(name, values.get(same))
+    values.setdefault("sliding_window", None)
+    return {"model_type": row["model_type"], **values}, [f"read as {row['what']}"]
+
+
+def _timm(config: Mapping[str, Any], source: str) -> tuple[Mapping[str, Any], list[str]]:
+    """Translate the config of a plain vision transformer: its sizes are in its name."""
+    name = str(config.get("architecture"))
+    found = re.fullmatch(r"(vit|deit)_(\w+?)(_distilled)?_patch(\d+)(_clip)?_(\d+)(\..*)?", name)
+    sizes = _facts()["timm"].get(found[2]) if found else None
+    if found is None or sizes is None:
+        raise UsageError(
+            f"{source}: architecture: {shown(name)} of timm is not one whose sizes mhaprof "
+            f"knows: vit or deit of {', '.join(_facts()['timm'])}, as vit_base_patch16_224"
+        )
+    given = config.get("model_args") or {}
+    width, layers, heads = (
+        given.get(key, size)
+        for key, size in zip(("embed_dim", "depth", "num_heads"), sizes, strict=True)
+    )
+    other = [key for key in given if key not in ("embed_dim", "depth", "num_heads", "img_size")]
+    if config.get("num_features", width) != width or other:
+        key = f"model_args.{other[0]}" if other else "num_features"
+        raise UsageError(f"{source}: {key}: differs from timm's {name}, whose sizes are known")
+    pixels = (config.get("pretrained_cfg") or {}).get(
+        "input_size", [3, int(found[6]), int(found[6])]
+    )
+    values = {
+        "model_type": "deit" if found[3] else "vit",
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "image_size": given.get("img_size", list(pixels[1:])),
+        "patch_size": int(found[4]),
+    }
+    return values, [f"read as timm's {name}: width {width}, {layers} layers, {heads} heads"]
+
+
+def _open_clip(config: Mapping[str, Any], source: str) -> tuple[Mapping[str, Any], list[str]]:
+    """Translate a config of open_clip into one of CLIP."""
+    model = config.get("model_cfg", config)
+    vision, text = dict(model.get("vision_cfg") or {}), dict(model.get("text_cfg") or {})
+    for place, part in (("vision_cfg", vision), ("text_cfg", text)):
+        foreign = [name for name in part if name not in OPEN_CLIP]
+        foreign += [name for name in ("layers",) if is_list(part.get(name))]
+        if foreign or "width" not in part:
+            key = foreign[0] if foreign else "width"
+            raise UsageError(
+                f"{source}: {place}.{key}: {shown(part.get(key))} is not of a plain transformer "
+                "of open_clip, which alone is read"
+            )
+    values = {
+        "model_type": "clip",
+        "text_config": _named("clip_text_model", text, text.get("heads")),
+        "vision_config": _named(
+            "clip_vision_model", vision, vision["width"] // vision.get("head_width", 64)
+        ),
+    }
+    return values, ["read as open_clip's config"]
+
+
+OPEN_CLIP = (
+    "width", "layers", "heads", "head_width", "image_size", "patch_size", "context_length",
+    "vocab_size", "mlp_ratio", "ls_init_value", "patch_dropout", "no_causal_mask", "pool_type",
+    "final_ln_after_pool", "act_kwargs", "norm_kwargs", "output_tokens", "proj_type",
+    "hf_tokenizer_name", "tokenizer_kwargs", "eos_id", "embed_cls", "pad_id",
+)  # fmt: skip
+"""Keys of a plain transformer; of the others some (a timm or Hugging Face tower) are another."""
+
+
+def _named(model_type: str, part: Mapping[str, Any], heads: object) -> dict[str, Any]:
+    sizes = {name: part[name] for name in ("image_size", "patch_size") if name in part}
+    return {
+        "model_type": "bert" if part.get("no_causal_mask") else model_type,
+        "hidden_size": part["width"],
+        "num_hidden_layers": part.get("layers"),
+        "num_attention_heads": heads,
+        **sizes,
+    }
