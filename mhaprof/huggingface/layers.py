@@ -10,7 +10,6 @@ from typing import Any
 from mhaprof.errors import SpecError, UsageError
 from mhaprof.huggingface.diffusion import JOINT, read_diffusion
 from mhaprof.huggingface.facts import is_causal
-from mhaprof.huggingface.families import SEQ2SEQ
 from mhaprof.huggingface.family import Seq2Seq
 from mhaprof.huggingface.formats import translated
 from mhaprof.huggingface.keys import KeyFault, Keys, Locate, architectures, refusal, shown
@@ -18,7 +17,7 @@ from mhaprof.huggingface.parts import Part, descend, missing
 from mhaprof.huggingface.patterns import EXPRESSIBLE, declared_types, is_known, type_key
 from mhaprof.huggingface.plan import LayerKind, ModelPlan, distinguish
 from mhaprof.huggingface.stack import Draft, Run, Stack, read_stack
-from mhaprof.huggingface.towers import Tower, refused_types, row_of, states
+from mhaprof.huggingface.towers import Tower, refused_types, row_of, seq2seq_rows, states
 from mhaprof.huggingface.unknown import assumed_family
 from mhaprof.spec import DEFAULT_TOKENS, AttentionSpec, Phase
 
@@ -167,8 +166,8 @@ class _Reading:
             stacks = self._composite(keys)
         else:
             keys, model_type = self._part(keys, model_type)
-            if model_type in SEQ2SEQ:
-                stacks = self._seq2seq(keys, SEQ2SEQ[model_type], model_type)
+            if model_type in seq2seq_rows():
+                stacks = self._seq2seq(keys, seq2seq_rows()[model_type], model_type)
             else:
                 stacks = [self._single(keys, model_type)]
         self._refuse(keys)
