@@ -17,7 +17,14 @@ from mhaprof.huggingface.parts import Part, descend, missing
 from mhaprof.huggingface.patterns import EXPRESSIBLE, declared_types, is_known, type_key
 from mhaprof.huggingface.plan import LayerKind, ModelPlan, distinguish
 from mhaprof.huggingface.stack import Draft, Run, Stack, read_stack
-from mhaprof.huggingface.towers import Tower, refused_types, row_of, seq2seq_rows, states
+from mhaprof.huggingface.towers import (
+    Tower,
+    notes_of,
+    refused_types,
+    row_of,
+    seq2seq_rows,
+    states,
+)
 from mhaprof.huggingface.unknown import assumed_family
 from mhaprof.spec import DEFAULT_TOKENS, AttentionSpec, Phase
 
@@ -159,13 +166,14 @@ class _Reading:
     def stacks(self, keys: Keys) -> tuple[list[Stack], str]:
         """Return every stack of the part asked for, and the model_type it is of."""
         model_type = keys.word("model_type") or ""
-        self._refuse(keys)
+        self._refuse_type(keys, model_type)
         if "_class_name" in keys.values and not model_type:
             stacks, model_type = [self._diffusion(keys)], str(keys.values["_class_name"])
         elif model_type in COMPOSITES:
             stacks = self._composite(keys)
         else:
             keys, model_type = self._part(keys, model_type)
+            self._refuse_type(keys, model_type)
             if model_type in seq2seq_rows():
                 stacks = self._seq2seq(keys, seq2seq_rows()[model_type], model_type)
             else:
@@ -189,6 +197,13 @@ class _Reading:
         )
         given = self.tokens_given is not None
         return read_diffusion(keys, run, tokens_given=given, warnings=self.warnings)
+
+    def _refuse_type(self, keys: Keys, model_type: str) -> None:
+        """Refuse a family that is known not to be as any row could say it."""
+        why = refused_types().get(model_type)
+        if why is not None and (keys.path or self.request.part == "text"):
+            keys.fault("model_type", f"{model_type} is not counted: {why}")
+        self._refuse(keys)
 
     def _refuse(self, keys: Keys) -> None:
         if keys.faults:
@@ -226,9 +241,6 @@ class _Reading:
         row = row_of(model_type)
         if row is not None:
             return row
-        if model_type in refused_types():
-            keys.fault("model_type", f"{model_type} is not counted: {refused_types()[model_type]}")
-            self._refuse(keys)
         family = assumed_family(
             keys, model_type or "missing", self.warnings, tower=self.request.part != "text"
         )
@@ -286,6 +298,7 @@ class _Reading:
 
     def _seq2seq(self, keys: Keys, row: Seq2Seq, model_type: str) -> list[Stack]:
         """Read an encoder-decoder; in decode the encoder has run already."""
+        self.warnings += notes_of(model_type).values()
         request = self.request
         source = request.kv_tokens
         if row.source_tokens is not None:

@@ -19,6 +19,9 @@ PART_KEYS: Mapping[Part, Names] = {
 WRAPPERS = ("thinker_config", "vlm_config")
 """Objects around the parts, where these are not at the top of the file."""
 
+PREFIXES = ("paligemma",)
+"""Models whose text has a prefix that attends in both directions, and a cache all the same."""
+
 ATTENDS = frozenset(
     {"model_type", "num_attention_heads", "num_heads", "n_heads", "num_hidden_layers", "depth"}
 )
@@ -54,20 +57,21 @@ def descend(
     if nested is not None:
         _say_what_is_left(keys, nested.path[-1], held, part, warnings)
         inner = part_type(nested.word("model_type") or "", model_type, part)
+        if model_type in PREFIXES and nested.values.get("use_bidirectional_attention") is True:
+            warnings.append("image and prompt attend in both directions; all is counted as causal")
+            causal = {**nested.values, "use_bidirectional_attention": False}
+            nested = Keys(values=causal, path=nested.path, faults=nested.faults)
         return (nested, inner) if part != "text" else descend(nested, inner, part, warnings)
     if part == "text":
         if held and not keys.given("num_hidden_layers", "num_layers", "n_layer", "n_layers"):
             only = next(iter(held))
-            warnings.append(
-                f"this file has no text; {held[only]} is counted (--part {only}), and what "
-                "reads it is left out"
-            )
+            warnings.append(f"this file has no text; {held[only]} is counted (--part {only})")
             return descend(keys, model_type, only, warnings)
         if held:
             _say_what_is_left(keys, "the text", held, part, warnings)
         return keys, model_type
     row = row_of(model_type)
-    return (keys, model_type) if keys.path or (row is not None and row.tower == part) else None
+    return (keys, model_type) if row is not None and row.tower == part else None
 
 
 def part_type(inner: str, outer: str, part: Part) -> str:
@@ -106,6 +110,8 @@ def _say_what_is_left(
         if name != counted and isinstance(value, Mapping) and ATTENDS & set(value)
     ]
     others += [name for name in held.values() if name not in others]
+    if counted == "backbone_config":
+        others.append("the rest of the file")
     if part != "text" and "text" not in held and keys.given("num_hidden_layers"):
         others.insert(0, "the text")
     if not others:

@@ -103,8 +103,14 @@ def row_of(model_type: str) -> Tower | None:
         return None
     family = replace(row.family, states=states())
     sizes = said["class_sizes"].get(model_type, {})
-    notes = {**row.notes, **said["notes"].get(model_type, {})}
+    notes = {**row.notes, **notes_of(model_type)}
     return replace(row, family=family, notes=notes, class_sizes={**sizes, **row.defaults})
+
+
+def notes_of(model_type: str) -> Mapping[str, str]:
+    """Return what is said of a family beside its row."""
+    notes: Mapping[str, str] = _file("families.yaml")["notes"].get(model_type, {})
+    return notes
 
 
 def said_types() -> set[str]:
@@ -120,7 +126,7 @@ def states() -> Names:
 @functools.cache
 def refused_types() -> Mapping[str, str]:
     """Return why each model_type is not counted that no row could say right."""
-    return {name: why for why, names in _file("towers.yaml")["refused"].items() for name in names}
+    return {name: why for why, names in _file("families.yaml")["refused"].items() for name in names}
 
 
 @functools.cache

@@ -184,7 +184,7 @@ def _parents(path: str) -> Iterable[str]:
 
 def _block(path: str, module: Any, modules: Mapping[str, Any]) -> Block:
     """Count one block; an output projection that lies beside it is its own."""
-    named = dict(module.named_parameters())
+    named = {n: p for n, p in module.named_parameters() if not n.startswith("indexer.")}
     parent = modules[path.rpartition(".")[0]] if path else module
     if not any(OUT.search(name) for name in named):
         beside = getattr(parent, "output", None)
@@ -292,7 +292,10 @@ ASKS = re.compile(r"self\.config(\.|, \")sliding_window")
 
 
 def _window(path: str, module: Any, modules: Mapping[str, Any]) -> int | None:
-    """Return the module's window, or the config's where the module asks that."""
+    """Return the module's window, or the config's where the module asks that.
+
+    Keys that an indexer chooses are as many as a window of ``index_topk`` lets through.
+    """
     parent = modules[path.rpartition(".")[0]]
     config = getattr(module, "config", None)
     value = getattr(module, "sliding_window", None)
@@ -300,6 +303,8 @@ def _window(path: str, module: Any, modules: Mapping[str, Any]) -> int | None:
         value = getattr(config, "sliding_window", None)
     if getattr(parent, "attention_type", None) == "local":
         value = config.window_size
+    if hasattr(module, "indexer") and hasattr(config, "index_topk"):
+        value = config.index_topk
     if value is None or getattr(module, "is_sliding", True) is False:
         return None
     return int(value) if isinstance(value, int) and value > 0 else None
