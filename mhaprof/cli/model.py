@@ -36,6 +36,7 @@ from mhaprof.units import CACHE_BITS, CacheFormat
 SHAPE_FIELDS = ("batch", "tokens", "kv_tokens", "phase")
 """The spec fields that a model's file does not fix: the flags that go with ``--model``."""
 
+ASSUME_HELP = "read the file as if it did not have a key"
 MODEL_HELP = "a model's config.json, its folder, or hf:org/name"
 
 
@@ -98,8 +99,11 @@ def model(
         str, typer.Option(help="part of a composite file", metavar=choices(Part))
     ] = "text",
     partial: Annotated[
-        bool, typer.Option("--partial", help="leave out layers that are no softmax attention")
+        bool, typer.Option("--partial", help="leave out layers of which nothing is known")
     ] = False,
+    assume: Annotated[
+        list[str] | None, typer.Option(help=ASSUME_HELP, metavar="KEY=ignored")
+    ] = None,
     *,
     out: Output,
 ) -> int:
@@ -110,7 +114,9 @@ def model(
     except ValueError as error:
         raise UsageError(f"--cache-scales: {error}") from error
     changes = [change for each in what_if or () for change in parse_changes(each)]
-    choice = _choice(config=config, preset=preset, layer=None, part=part, partial=partial)
+    choice = _choice(
+        config=config, preset=preset, layer=None, part=part, partial=partial, assume=assume
+    )
     if choice is None:
         raise UsageError("model needs a config.json, hf:org/name or a preset (mhaprof presets)")
     given = {"tokens": tokens, "batch": batch, "phase": phase, "kv_tokens": kv_tokens}
@@ -166,6 +172,7 @@ class ModelChoice:
     layer: int | None
     part: Part
     partial: bool
+    ignored: tuple[str, ...]
 
     def plan(self, shape: Mapping[str, Any]) -> ModelPlan:
         """Return the model's layers at the given batch, tokens, kv_tokens and phase."""
@@ -187,6 +194,7 @@ class ModelChoice:
             kv_tokens=shape.get("kv_tokens"),
             part=self.part,
             partial=self.partial,
+            ignored=self.ignored,
         )
 
     def planned(self, given: Mapping[str, Sequence[object]]) -> list[Planned | Impossible]:
@@ -238,7 +246,13 @@ class ModelChoice:
 
 
 def _choice(
-    *, config: str | None, preset: str | None, layer: int | None, part: str, partial: bool
+    *,
+    config: str | None,
+    preset: str | None,
+    layer: int | None,
+    part: str,
+    partial: bool,
+    assume: Sequence[str] | None,
 ) -> ModelChoice | None:
     """Read what was asked for; None if no model was."""
     if part not in get_args(Part):
@@ -249,8 +263,14 @@ def _choice(
         if layer is not None:
             raise UsageError("--layer is of a model; give --model or --preset")
         return None
+    for text in assume or ():
+        if not text.removesuffix("=ignored") or not text.endswith("=ignored"):
+            raise UsageError(f"--assume {text!r} is not of the form KEY=ignored")
+    ignored = tuple(dict.fromkeys(text.removesuffix("=ignored") for text in assume or ()))
     raw = read_config(config) if config is not None else read_preset(str(preset))
-    return ModelChoice(raw=raw, layer=layer, part=cast(Part, part), partial=partial)
+    return ModelChoice(
+        raw=raw, layer=layer, part=cast(Part, part), partial=partial, ignored=ignored
+    )
 
 
 def _notes(plan: ModelPlan) -> list[str]:
@@ -281,7 +301,7 @@ def warn(plan: ModelPlan, said: set[str]) -> None:
 
 
 class _ModelFlags:
-    """``--model``, ``--preset``, ``--layer``, ``--part`` and ``--partial``."""
+    """``--model``, ``--preset``, ``--layer``, ``--part``, ``--partial`` and ``--assume``."""
 
     def parameters(self) -> list[inspect.Parameter]:
         """Return the options, under a panel of their own."""
@@ -302,7 +322,10 @@ class _ModelFlags:
             ),
             option(
                 "partial", bool, "--partial", default=False,
-                help="leave out layers that are no softmax attention", **panel,
+                help="leave out layers of which nothing is known", **panel,
+            ),
+            option(
+                "assume", list[str] | None, help=ASSUME_HELP, metavar="KEY=ignored", **panel
             ),
         ]  # fmt: skip
 
@@ -314,6 +337,7 @@ class _ModelFlags:
             layer=values["layer"],
             part=values["part"],
             partial=values["partial"],
+            assume=values["assume"],
         )
 
 

@@ -80,11 +80,12 @@ def layer_keys(keys: Keys, family: Family, types: Sequence[str]) -> list[Keys]:
                 change[name] = value
     if family.pattern == "blocks" and keys.given("block_configs"):
         for change, block in zip(changes, attention_blocks(keys, count), strict=True):
-            change |= {} if block.get("n_heads_in_group") is None else _block(keys, family, block)
+            if block.get("n_heads_in_group") is not None:
+                change.update(_block(keys, family, block))
     given = _per_layer(keys, count)
     if given is None:
         for change, word in zip(changes, types, strict=False):
-            change |= _of_type(keys, family, word)
+            change.update(_of_type(keys, family, word))
     else:
         for index, values in given.items():
             changes[index] |= values

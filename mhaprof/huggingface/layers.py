@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from mhaprof.errors import SpecError, UsageError
 from mhaprof.huggingface.diffusion import JOINT, read_diffusion
 from mhaprof.huggingface.facts import is_causal
-from mhaprof.huggingface.families import SEQ2SEQ
 from mhaprof.huggingface.family import Seq2Seq
 from mhaprof.huggingface.formats import translated
 from mhaprof.huggingface.keys import KeyFault, Keys, Locate, architectures, refusal, shown
 from mhaprof.huggingface.parts import Part, descend, missing
-from mhaprof.huggingface.patterns import declared_types, is_known, type_key
+from mhaprof.huggingface.patterns import EXPRESSIBLE, declared_types, is_known, type_key
 from mhaprof.huggingface.plan import LayerKind, ModelPlan, distinguish
 from mhaprof.huggingface.stack import Draft, Run, Stack, read_stack
-from mhaprof.huggingface.towers import Tower, notes_of, refused_types, row_of, states
+from mhaprof.huggingface.towers import (
+    Tower,
+    notes_of,
+    refused_types,
+    row_of,
+    seq2seq_rows,
+    states,
+)
 from mhaprof.huggingface.unknown import assumed_family
 from mhaprof.spec import DEFAULT_TOKENS, AttentionSpec, Phase
 
@@ -37,6 +43,15 @@ class Request:
     partial: bool
 
 
+def without(values: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Return an object of keys without some of them, at every depth."""
+    return {
+        name: without(value, names) if isinstance(value, Mapping) else value
+        for name, value in values.items()
+        if name not in names
+    }
+
+
 def layers_of(
     config: Mapping[str, Any],
     *,
@@ -47,6 +62,7 @@ def layers_of(
     kv_tokens: int | None = None,
     part: Part = "text",
     partial: bool = False,
+    ignored: Collection[str] = (),
     locate: Locate | None = None,
 ) -> ModelPlan:
     """Return the attention layers of the model that a raw config.json describes.
@@ -57,7 +73,8 @@ def layers_of(
     the file fixes, else ``tokens``; in phase ``decode`` of a model without
     cross-attention they are those of the cache, as in a spec, and ``tokens`` may be 1.
     ``part`` chooses the tower of a multimodal file.
-    ``partial`` leaves layers out that are no softmax attention, and counts them.
+    ``partial`` leaves layers out of which nothing is known, and counts them; ``ignored``
+    are keys that are read as if the file did not have them.
 
     Raises UsageError (ConfigError with ``locate``, which finds a key in the file) naming
     every key that is missing, of the wrong type, impossible or contradictory.
@@ -73,7 +90,12 @@ def layers_of(
         partial=partial,
     )
     _check_request(request)
+    lacking = [name for name in ignored if without(config, {name}) == config]
+    if lacking:
+        raise UsageError(f"{source}: {', '.join(lacking)}: no such key to ignore")
+    config = without(config, ignored) if ignored else config
     reading = _Reading(source=source, request=request, locate=locate, tokens_given=tokens)
+    reading.warnings += [f"{name} is ignored, as was asked" for name in ignored]
     values, said = translated(config, source=source)
     reading.warnings += said
     stacks, model_type = reading.stacks(Keys(values=values))
@@ -152,8 +174,8 @@ class _Reading:
         else:
             keys, model_type = self._part(keys, model_type)
             self._refuse_type(keys, model_type)
-            if model_type in SEQ2SEQ:
-                stacks = self._seq2seq(keys, SEQ2SEQ[model_type], model_type)
+            if model_type in seq2seq_rows():
+                stacks = self._seq2seq(keys, seq2seq_rows()[model_type], model_type)
             else:
                 stacks = [self._single(keys, model_type)]
         self._refuse(keys)
@@ -191,17 +213,18 @@ class _Reading:
         """Refuse layers of which nothing is known, by their names, unless ``partial``."""
         words = {each.name for stack in stacks for each in stack.apart if not each.known}
         if words and not self.request.partial:
-            self._unsupported(keys, sorted(words))
+            self._unsupported(keys, sorted(words), any(stack.drafts for stack in stacks))
         if not any(stack.drafts for stack in stacks):
             words |= {each.name for stack in stacks for each in stack.apart}
             keys.fault(type_key(keys), f"{', '.join(sorted(words))}: no layer is left to count")
             self._refuse(keys)
 
-    def _unsupported(self, keys: Keys, words: Sequence[str]) -> None:
+    def _unsupported(self, keys: Keys, words: Sequence[str], others: bool) -> None:
+        """Refuse kinds of layers; ``others``: what is left without them can be counted."""
         fault = KeyFault(
             path=(*keys.path, type_key(keys)),
-            message=f"{', '.join(words)} is not attention over keys that mhaprof counts; "
-            "--partial leaves these layers out and says so",
+            message=f"{', '.join(words)} is not attention over keys that mhaprof counts"
+            + ("; --partial leaves these layers out and says so" if others else ""),
         )
         raise refusal(self.source, [fault], self.locate)
 
@@ -225,8 +248,8 @@ class _Reading:
 
     def _single(self, keys: Keys, model_type: str) -> Stack:
         """Read a model of one stack: a decoder, an encoder or a vision tower."""
-        self._refuse_declared(keys)
         row = self._row(keys, model_type)
+        self._refuse_declared(keys)
         keys = row.completed(keys, self.warnings)
         family, request = row.family, self.request
         tokens, source_tokens = request.tokens, request.kv_tokens
@@ -250,10 +273,11 @@ class _Reading:
 
     def _refuse_declared(self, keys: Keys) -> None:
         """Refuse by name what the file itself calls by name, whatever else it lacks."""
-        foreign = [word for word in dict.fromkeys(declared_types(keys)) if not is_known(word)]
+        declared = dict.fromkeys(declared_types(keys))
+        foreign = [word for word in declared if not is_known(word)]
         self._refuse(keys)
         if foreign and not self.request.partial:
-            self._unsupported(keys, foreign)
+            self._unsupported(keys, foreign, any(word in EXPRESSIBLE for word in declared))
 
     def _own_tokens(self, keys: Keys, row: Tower) -> int:
         """Return the tokens that an image or a sound makes, unless others were asked for."""
@@ -366,6 +390,11 @@ class _Reading:
             ]
         except SpecError as error:
             raise UsageError(f"{self.source}: {error}") from error
+        if any(kind.v_is_k for kind in kinds):
+            self.warnings.append(
+                "keys are the values too in layers that do not slide: what they lack is not in "
+                "this count, and in what flops and latency run"
+            )
         return distinguish(kinds)
 
 

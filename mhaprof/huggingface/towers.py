@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mhaprof.huggingface.families import FAMILIES
-from mhaprof.huggingface.family import Apart, Family, Image, Key, Names, Norm
+from mhaprof.huggingface.family import Apart, Family, Image, Key, Names, Norm, Seq2Seq
 from mhaprof.huggingface.keys import Keys, shown
 from mhaprof.huggingface.stack import image_tokens
 
@@ -20,9 +19,6 @@ GUARD = re.compile(
     r"kv_shared|per_layer_config|use_bidirectional|relative_attention|attention_layers|is_hybrid"
 )
 """Keys that may change the attention; a row that was found by building says which does not."""
-
-FILES = ("towers.yaml", "families.yaml")
-"""Of a family in both, the row of the last is read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,50 +94,55 @@ class Tower:
 
 
 def row_of(model_type: str) -> Tower | None:
-    """Return the row of a family, of the table or of the file of towers."""
-    rows, class_sizes, states = _rows()
-    row = rows.get(model_type)
-    if row is None and model_type in FAMILIES:
-        family = FAMILIES[model_type]
-        row = Tower(family=family, tower="vision" if family.image else None)
-    sizes = class_sizes.get(model_type, {})
+    """Return the row of a family; None if it has none."""
+    said = _file("families.yaml")
+    row = _rows("families.yaml").get(model_type)
+    if row is None:  # most files are of a family of the first: the long one is not read
+        row = _rows("towers.yaml").get(model_type)
     if row is None:
         return None
-    family = replace(row.family, states=states)
+    family = replace(row.family, states=states())
+    sizes = said["class_sizes"].get(model_type, {})
     notes = {**row.notes, **notes_of(model_type)}
     return replace(row, family=family, notes=notes, class_sizes={**sizes, **row.defaults})
 
 
 def notes_of(model_type: str) -> Mapping[str, str]:
-    """Return what is said of a family that is no row of the files."""
-    notes: Mapping[str, str] = _files()[0]["notes"].get(model_type, {})
+    """Return what is said of a family beside its row."""
+    notes: Mapping[str, str] = _file("families.yaml")["notes"].get(model_type, {})
     return notes
+
+
+def said_types() -> set[str]:
+    """Return the model_types of ``families.yaml``."""
+    return set(_rows("families.yaml"))
+
+
+def states() -> Names:
+    """Return the sums of keys that say what a layer keeps of a sequence, in their order."""
+    return tuple(_file("families.yaml")["states"])
 
 
 @functools.cache
 def refused_types() -> Mapping[str, str]:
     """Return why each model_type is not counted that no row could say right."""
-    return {name: why for why, names in _files()[0]["refused"].items() for name in names}
+    return {name: why for why, names in _file("families.yaml")["refused"].items() for name in names}
 
 
 @functools.cache
-def _files() -> list[Mapping[str, Any]]:
+def _file(name: str) -> Mapping[str, Any]:
     from ruamel.yaml import YAML
 
-    return [YAML(typ="safe", pure=True).load(Path(__file__).with_name(name)) for name in FILES]
+    held: Mapping[str, Any] = YAML(typ="safe", pure=True).load(Path(__file__).with_name(name))
+    return held
 
 
 @functools.cache
-def _rows() -> tuple[Mapping[str, Tower], Mapping[str, Mapping[str, Any]], Names]:
-    """Read the files: rows by model_type, sizes that each class has by default, states."""
-    found, said = _files()
-    rows = {
-        name: _tower({"known": {}, **row} if file is found else row)
-        for file in (found, said)
-        for row in file["towers"]
-        for name in row["types"]
-    }
-    return rows, said["class_sizes"] or {}, tuple(said["states"])
+def _rows(file: str) -> Mapping[str, Tower]:
+    """Read the rows of a file by model_type; those that were found by building are guarded."""
+    known = {"known": {}} if file == "towers.yaml" else {}
+    rows = _file(file)["towers"]
+    return {name: _tower({**known, **row}) for row in rows for name in row["types"]}
 
 
 def _tower(row: Mapping[str, Any]) -> Tower:
@@ -151,12 +152,22 @@ def _tower(row: Mapping[str, Any]) -> Tower:
         if name in Family.__dataclass_fields__
     }
     own = {name: value for name, value in row.items() if name not in (*facts, "types")}
-    return Tower(family=Family(**facts), **own)
+    family = Family(**facts)
+    return Tower(family=family, **{"tower": "vision" if family.image else None, **own})
 
 
-def states() -> Names:
-    """Return the sums of keys that say what a layer keeps of a sequence, in their order."""
-    return _rows()[2]
+@functools.cache
+def seq2seq_rows() -> Mapping[str, Seq2Seq]:
+    """Return the rows of encoder-decoders, by model_type."""
+    return {
+        name: Seq2Seq(
+            encoder=_tower(row["encoder"]).family,
+            decoder=_tower(row["decoder"]).family,
+            source_tokens=row.get("source_tokens"),
+        )
+        for row in _file("families.yaml")["seq2seq"]
+        for name in row["types"]
+    }
 
 
 def _fact(name: str, value: Any) -> Any:

@@ -17,8 +17,8 @@ from ruamel.yaml import YAML
 
 from mhaprof import formulas
 from mhaprof.huggingface import layers_of
-from mhaprof.huggingface.families import FAMILIES, SEQ2SEQ
 from mhaprof.huggingface.plan import LayerKind
+from mhaprof.huggingface.towers import row_of, said_types, seq2seq_rows
 
 torch = pytest.importorskip("torch")
 
@@ -152,13 +152,13 @@ def test_parameters_are_those_of_the_module_that_transformers_builds(
 def test_layers_alternate_as_the_config_class_of_transformers_says(
     one: Case, config_of: Any
 ) -> None:
-    if one.model_type in SEQ2SEQ or "cross_attention_layers" in one.raw:
+    if one.model_type in seq2seq_rows() or "cross_attention_layers" in one.raw:
         expected = []
     else:
         expected = types_of(config_of(one))
     plan = layers_of(one.raw, tokens=24, kv_tokens=20, partial=True)
     got = {index: kind.name.split(",")[0] for kind in plan.kinds for index in kind.indices} | {
-        index: layers.name for layers in plan.missing for index in layers.indices
+        index: layers.name for layers in plan.apart for index in layers.indices
     }
     assert [WORDS.get(got[index], got[index]) for index in range(len(expected))] == expected
 
@@ -238,9 +238,9 @@ def test_macs_are_those_that_torch_counts_in_the_module(one: Case, config_of: An
 
 def test_every_family_of_the_table_has_a_case() -> None:
     covered = {one.model_type for one in CASES} | set(ALIASES)
-    assert set(FAMILIES) | set(SEQ2SEQ) == covered
+    assert said_types() | set(seq2seq_rows()) == covered
 
 
 def test_an_alias_is_read_as_the_family_it_stands_for() -> None:
     for name, real in ALIASES.items():
-        assert FAMILIES[name] is FAMILIES[real], name
+        assert row_of(name) == row_of(real), name

@@ -201,14 +201,12 @@ def test_cross_attention_layers_replace_self_attention() -> None:
     assert plan.kinds[1].spec.qk_norm == "per-head"
 
 
-def test_partial_leaves_linear_layers_out_and_counts_them() -> None:
+def test_linear_layers_stand_apart_and_are_counted() -> None:
     config = LLAMA | {"model_type": "qwen3_next", "head_dim": 16, "num_hidden_layers": 8}
-    with pytest.raises(UsageError, match="linear_attention"):
-        layers_of(config)
-    plan = layers_of(config, partial=True)
+    plan = layers_of(config)
     assert plan.kinds[0].indices == (3, 7)
     assert plan.kinds[0].spec.output_gate == "elementwise"
-    assert [(each.name, each.indices) for each in plan.missing] == [
+    assert [(each.name, each.indices) for each in plan.apart] == [
         ("linear_attention", (0, 1, 2, 4, 5, 6))
     ]
     with pytest.raises(UsageError, match="left out"):
@@ -217,7 +215,9 @@ def test_partial_leaves_linear_layers_out_and_counts_them() -> None:
 
 def test_a_file_without_any_layer_left_is_refused_even_if_partial() -> None:
     with pytest.raises(UsageError, match="no layer is left"):
-        layers_of(LLAMA | {"layer_types": ["mamba"] * 4}, partial=True)
+        layers_of(LLAMA | {"layer_types": ["retention"] * 4}, partial=True)
+    with pytest.raises(UsageError, match="mamba: no layer is left"):
+        layers_of(LLAMA | {"layer_types": ["mamba"] * 4})
 
 
 def test_an_unknown_model_type_works_and_says_what_was_assumed() -> None:

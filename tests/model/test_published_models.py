@@ -148,9 +148,9 @@ def test_a_published_model_has_its_published_numbers(name: str) -> None:
     assert cost.total.kv_bytes_per_token == expected
 
 
-def test_linear_attention_is_refused_naming_the_key_and_the_type() -> None:
-    types = ["linear_attention"] * 3 + ["full_attention"]
-    with pytest.raises(UsageError, match=r"layer_types: linear_attention") as caught:
+def test_unknown_layers_are_refused_naming_the_key_and_the_type() -> None:
+    types = ["retention"] * 3 + ["full_attention"]
+    with pytest.raises(UsageError, match=r"layer_types: retention") as caught:
         layers_of({"model_type": "qwen3_next", "layer_types": types})
     assert caught.value.exit_code == 2
 
