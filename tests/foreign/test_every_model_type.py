@@ -155,7 +155,7 @@ def test_a_model_type_gets_the_verdict_that_is_kept(
 
 
 def first(verdict: str) -> str:
-    return verdict.split()[0]
+    return verdict.split(maxsplit=1)[0]
 
 
 def test_no_verdict_is_wrong_without_a_word() -> None:
