@@ -70,7 +70,7 @@ def translated(config: Mapping[str, Any], *, source: str) -> tuple[Mapping[str, 
         if set(row["keys"]) <= set(config) and not {"hidden_size", "n_embd", "d_model"} & set(
             config
         ):
-            what = re.sub(r"\{(\w+)\}", lambda name: str(config.get(name[1])), row["what"])
+            what = re.sub(r"\{(\w+)\}", lambda name: shown(config.get(name[1])), row["what"])
             raise UsageError(f"{source}: is {what}; give {row['give']}")
     return config, []
 
