@@ -6,16 +6,17 @@ from collections.abc import Sequence
 
 from mhaprof.huggingface.family import Apart, Family
 from mhaprof.huggingface.keys import Keys, is_list, shown
-from mhaprof.huggingface.patterns import COMBINED, EXPRESSIBLE, INDEXED, KNOWN_APART, STATELESS
+from mhaprof.huggingface.patterns import COMBINED, EXPRESSIBLE, INDEXED, STATELESS, is_known
 from mhaprof.huggingface.plan import LayersApart
 
 
 def apart(keys: Keys, family: Family, types: Sequence[str]) -> tuple[LayersApart, ...]:
     """Return what each kind of layer holds beside softmax attention, in the file's order."""
     found = []
+    unchecked = Keys(values=keys.values)  # of a state that cannot be read, the row says so
     for word in dict.fromkeys(types):
         row = family.apart.get(word)
-        if row is None and (word in EXPRESSIBLE or word in COMBINED):
+        if row is None and word in EXPRESSIBLE:
             continue
         row = row or Apart()
         states = (row.state,) if row.state else family.states
@@ -23,12 +24,12 @@ def apart(keys: Keys, family: Family, types: Sequence[str]) -> tuple[LayersApart
         if word == INDEXED:
             own = _with_an_indexer(keys, len(types))
             indices = [index for index in indices if index in own]
-        state = next((held for each in states if (held := keys.expression(each))), None)
+        state = next((held for each in states if (held := unchecked.expression(each))), None)
         found.append(
             LayersApart(
                 name=row.name or word,
                 indices=tuple(indices),
-                known=bool(row.name) or word in KNOWN_APART,
+                known=bool(row.name) or is_known(word),
                 attends=word in EXPRESSIBLE or word in COMBINED,
                 params=keys.expression(row.params) or 0,
                 state_elements=0 if word in STATELESS else state,

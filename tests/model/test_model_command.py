@@ -229,7 +229,8 @@ def test_each_distinct_kind_of_layer_is_a_point_to_measure() -> None:
     from mhaprof.errors import UsageError
 
     asked = {"model": None, "preset": "gemma-2-27b", "layer": None, "part": "text"}
-    choice = ModelFlags.collect(asked | {"partial": False})
+    asked |= {"partial": False, "assume": None}
+    choice = ModelFlags.collect(asked)
     points = choice.planned({"tokens": [64, 128], "batch": [2]})
     assert [(point.name, point.spec.tokens, point.spec.batch) for point in points] == [
         ("sliding_attention tokens=64", 64, 2),
@@ -239,13 +240,12 @@ def test_each_distinct_kind_of_layer_is_a_point_to_measure() -> None:
     ]
     with pytest.raises(UsageError, match="--qkv-bias is what the model's file says"):
         choice.planned({"qkv_bias": [True]})
-    one = ModelFlags.collect(asked | {"partial": False, "layer": 1})
+    one = ModelFlags.collect(asked | {"layer": 1})
     assert [point.name for point in one.planned({"tokens": [64]})] == ["full_attention"]
-    far = ModelFlags.collect(asked | {"partial": False, "layer": 46})
+    far = ModelFlags.collect(asked | {"layer": 46})
     with pytest.raises(UsageError, match="no layer 46; the last one is 45"):
         far.planned({})
-    nothing = {"model": None, "preset": None, "layer": None, "part": "text", "partial": False}
-    assert ModelFlags.collect(nothing) is None
+    assert ModelFlags.collect(asked | {"preset": None}) is None
 
 
 def test_a_preset_is_found_by_its_bare_name_and_a_list_makes_a_table_each(mhaprof: Any) -> None:
