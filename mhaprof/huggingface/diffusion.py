@@ -8,7 +8,7 @@ from typing import Any
 from mhaprof import formulas
 from mhaprof.huggingface.family import Image
 from mhaprof.huggingface.formats import diffusers_row
-from mhaprof.huggingface.keys import MAX_LAYERS, Keys
+from mhaprof.huggingface.keys import MAX_LAYERS, Keys, shown
 from mhaprof.huggingface.stack import Draft, Run, Stack, image_tokens, pairs
 from mhaprof.spec import AttentionSpec
 
@@ -23,87 +23,76 @@ def read_diffusion(keys: Keys, run: Run, *, tokens_given: bool, warnings: list[s
     text's tokens are ``run.source_tokens``, else what the pipeline pads to.
     """
     row = diffusers_row(str(keys.values["_class_name"]))
-    heads = keys.size(row["heads"], required=True)
-    head_dim = keys.size(row["head_dim"], required=True)
-    layers = {
-        name: keys.size(row[name], required=True, limit=MAX_LAYERS)
+    for name, value in row.get("requires", {}).items():
+        if keys.values.get(name) != value:
+            keys.fault(name, f"{shown(keys.values.get(name))} is another block than DiT's: {value}")
+    double, single, alone = (
+        keys.size(row[name], required=True, limit=MAX_LAYERS) or 0 if name in row else 0
         for name in ("double", "single", "alone")
-        if name in row
-    }
-    image = None if tokens_given else _image(keys, row)
-    if image is None and not tokens_given:
-        warnings.append(f"{run.tokens} tokens of the image: --tokens says otherwise")
-    image = image or run.tokens
-    text = 0
-    if "text_tokens" in row:
-        text = run.source_tokens or row["text_tokens"]
-        warnings.append(f"{text} tokens of the text beside the image's: --kv-tokens says otherwise")
-    both = keys.indices(row["beside"], layers["double"] or 0) if "beside" in row else set()
-    if heads is None or head_dim is None or None in layers.values():
+    )
+    also_alone = keys.indices(row["beside"], double) if "beside" in row else set()
+    shared = _shared(keys, row, run)
+    image, text = _tokens(keys, row, run, tokens_given, warnings)
+    if keys.faults:
         return Stack(drafts=(), apart=())
-    biased = keys.flag(row["bias"], default=True) if "bias" in row else True
-    normed = row.get("norm") is True or keys.given(str(row.get("norm"))) is not None
-    shared = {
-        "batch": run.batch, "dim": heads * head_dim, "heads": heads, "kv_heads": heads,
-        "head_dim": head_dim, "qkv_bias": biased, "out_bias": True, "causal": "none",
-        "qk_norm": "per-head" if normed else "none",
-    }  # fmt: skip
-    double, single, alone = (layers.get(name) or 0 for name in ("double", "single", "alone"))
-    drafts = [_draft(JOINT, each, shared, image + text, streams=2) for each in range(double)]
-    drafts += [_draft("self_attention", each, shared, image) for each in sorted(both)]
-    drafts += [
-        _draft("single_attention", double + each, shared, image + text) for each in range(single)
-    ]
-    drafts += [_draft("self_attention", each, shared, image) for each in range(alone)]
-    if single:
-        warnings.append(
-            "the output projection of a single block is fused with its MLP's; the attention's "
-            "part of it is counted"
-        )
+    joint = {**shared, "tokens": image + text}
+    drafts = [_draft(JOINT, each, joint, beside=shared) for each in range(double)]
     if row.get("last_text_projects") is False:
-        last = _draft(JOINT, double - 1, shared, image + text, streams=2, projects=False)
-        drafts[double - 1] = last
-        warnings.append(
-            "the last block makes no output for the text: its parameters are not counted, "
-            "its MACs are, as if it were"
-        )
+        without = {**shared, "out_proj": False, "out_bias": False}
+        drafts[-1] = _draft(JOINT, double - 1, joint, beside=without)
+    drafts += [_draft("single_attention", double + each, joint) for each in range(single)]
+    for each in [*sorted(also_alone), *range(alone)]:
+        drafts.append(_draft("self_attention", each, {**shared, "tokens": image}))
+    warnings += row.get("notes", ())
     return Stack(drafts=tuple(drafts), apart=())
 
 
-def _image(keys: Keys, row: Mapping[str, Any]) -> int | None:
-    """Return the tokens of an image of the size in the file."""
-    if "sides" not in row:
-        return None
-    size, patch = (keys.values.get(name) for name in row["sides"])
-    sides = Keys(values={"image_size": size, "patch_size": patch}, faults=keys.faults)
-    return image_tokens(sides, Image(extra=0))
+def _shared(keys: Keys, row: Mapping[str, Any], run: Run) -> dict[str, Any]:
+    """Return the spec fields of every block."""
+    heads = keys.size("num_attention_heads", required=True) or 1
+    head_dim = keys.size("attention_head_dim", required=True) or 1
+    normed = row.get("norm") is True or keys.given(str(row.get("norm"))) is not None
+    return {
+        "batch": run.batch,
+        "dim": heads * head_dim,
+        "heads": heads,
+        "head_dim": head_dim,
+        "qkv_bias": keys.flag("attention_bias", default=row.get("biased", True)),
+        "out_bias": True,
+        "causal": "none",
+        "qk_norm": "per-head" if normed else "none",
+    }
+
+
+def _tokens(
+    keys: Keys, row: Mapping[str, Any], run: Run, given: bool, warnings: list[str]
+) -> tuple[int, int]:
+    """Return the tokens of the image, of the size in the file if it has one, and of the text."""
+    image, text = run.tokens, 0
+    if not given and "sample_size" in keys.values:
+        size, patch = keys.values["sample_size"], keys.values.get("patch_size")
+        sides = Keys(values={"image_size": size, "patch_size": patch}, faults=keys.faults)
+        image = image_tokens(sides, Image(extra=0)) or image
+    elif not given:
+        warnings.append(f"{image} tokens of the image: --tokens says otherwise")
+    if "text_tokens" in row:
+        text = run.source_tokens or row["text_tokens"]
+        warnings.append(f"{text} tokens of the text beside the image's: --kv-tokens says otherwise")
+    return image, text
 
 
 def _draft(
-    name: str,
-    index: int,
-    shared: Mapping[str, Any],
-    tokens: int,
-    *,
-    streams: int = 1,
-    projects: bool = True,
+    name: str, index: int, fields: Mapping[str, Any], *, beside: Mapping[str, Any] | None = None
 ) -> Draft:
-    """Draft a block; of a second stream ``projects`` says whether it has an output."""
-    fields = {**shared, "tokens": tokens, "kv_tokens": tokens}
-    beside = 0
-    if streams == 2:
-        other = AttentionSpec(**{**shared, "out_proj": projects, "out_bias": projects})
-        learned = formulas.params(other)
-        beside = learned.projections
-        norms = learned.norms
-    else:
-        norms = 0
+    """Draft a block; ``beside`` are the spec fields of a second stream's projections."""
+    spec = pairs({**fields, "kv_tokens": fields["tokens"]})
+    learned = formulas.params(AttentionSpec(**beside)) if beside else formulas.Params(0, 0, 0)
     return Draft(
         name=name,
         index=index,
-        spec=pairs(fields),
-        stored=pairs(fields),
+        spec=spec,
+        stored=spec,
         cached=False,
-        norm_biases=norms,
-        params_beside=beside,
+        norm_biases=learned.norms,
+        params_beside=learned.projections,
     )

@@ -52,7 +52,7 @@ def translated(config: Mapping[str, Any], *, source: str) -> tuple[Mapping[str, 
         return _timm(config, source)
     if "model_cfg" in config or {"vision_cfg", "text_cfg"} <= set(config):
         return _open_clip(config, source)
-    if config.get("_class_name") in _facts()["diffusers"]:
+    if str(config.get("_class_name")) in _facts()["diffusers"]:
         return config, []
     if "_class_name" in config and "model_type" not in config:
         known = ", ".join(_facts()["diffusers"])
@@ -70,7 +70,7 @@ def translated(config: Mapping[str, Any], *, source: str) -> tuple[Mapping[str, 
         if set(row["keys"]) <= set(config) and not {"hidden_size", "n_embd", "d_model"} & set(
             config
         ):
-            what = re.sub(r"\{(\w+)\}", lambda name: str(config.get(name[1])), row["what"])
+            what = re.sub(r"\{(\w+)\}", lambda name: shown(config.get(name[1])), row["what"])
             raise UsageError(f"{source}: is {what}; give {row['give']}")
     return config, []
 
@@ -95,77 +95,63 @@ def _renamed(
     return {"model_type": row["model_type"], **values}, [f"read as {row['what']}"]
 
 
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
 def _timm(config: Mapping[str, Any], source: str) -> tuple[Mapping[str, Any], list[str]]:
     """Translate the config of a plain vision transformer: its sizes are in its name."""
     name = str(config.get("architecture"))
-    found = re.fullmatch(r"(vit|deit)_(\w+?)(_distilled)?_patch(\d+)(_clip)?_(\d+)(\..*)?", name)
-    sizes = _facts()["timm"].get(found[2]) if found else None
-    if found is None or sizes is None:
+    found = re.fullmatch(r"(?:vit|deit)_(\w+?)(_distilled)?_patch(\d+)(_clip)?_(\d+)(\..*)?", name)
+    width, layers, heads = _facts()["timm"].get(found[1] if found else "", (0, 0, 0))
+    other = next((key for key in ("model_args", "model_kwargs") if config.get(key)), "num_features")
+    if found is None or not width:
         raise UsageError(
             f"{source}: architecture: {shown(name)} of timm is not one whose sizes mhaprof "
             f"knows: vit or deit of {', '.join(_facts()['timm'])}, as vit_base_patch16_224"
         )
-    given = config.get("model_args") or {}
-    width, layers, heads = (
-        given.get(key, size)
-        for key, size in zip(("embed_dim", "depth", "num_heads"), sizes, strict=True)
-    )
-    other = [key for key in given if key not in ("embed_dim", "depth", "num_heads", "img_size")]
-    if config.get("num_features", width) != width or other:
-        key = f"model_args.{other[0]}" if other else "num_features"
-        raise UsageError(f"{source}: {key}: differs from timm's {name}, whose sizes are known")
-    pixels = (config.get("pretrained_cfg") or {}).get(
-        "input_size", [3, int(found[6]), int(found[6])]
-    )
+    if config.get(other, width) != width:
+        raise UsageError(
+            f"{source}: {other}: {shown(config[other])} differs from timm's {name}, whose "
+            "sizes are known"
+        )
+    pixels = _mapping(config.get("pretrained_cfg")).get("input_size")
+    side = int(found[5])
     values = {
-        "model_type": "deit" if found[3] else "vit",
+        "model_type": "deit" if found[2] else "vit",
         "hidden_size": width,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
-        "image_size": given.get("img_size", list(pixels[1:])),
-        "patch_size": int(found[4]),
+        "image_size": pixels[1:] if isinstance(pixels, list) else side,
+        "patch_size": int(found[3]),
     }
     return values, [f"read as timm's {name}: width {width}, {layers} layers, {heads} heads"]
 
 
 def _open_clip(config: Mapping[str, Any], source: str) -> tuple[Mapping[str, Any], list[str]]:
     """Translate a config of open_clip into one of CLIP."""
-    model = config.get("model_cfg", config)
-    vision, text = dict(model.get("vision_cfg") or {}), dict(model.get("text_cfg") or {})
-    for place, part in (("vision_cfg", vision), ("text_cfg", text)):
-        foreign = [name for name in part if name not in OPEN_CLIP]
-        foreign += [name for name in ("layers",) if is_list(part.get(name))]
-        if foreign or "width" not in part:
-            key = foreign[0] if foreign else "width"
+    model, known = _mapping(config.get("model_cfg", config)), _facts()["open_clip"]
+    values: dict[str, Any] = {"model_type": "clip"}
+    for part in ("vision", "text"):
+        own = {"layers": 12, "head_width": 64, **_mapping(model.get(f"{part}_cfg"))}
+        sizes = [key for key in ("width", "head_width") if not _is_size(own.get(key))]
+        other = [key for key in own if key not in known or is_list(own[key])] + sizes
+        if other:
+            key = other[0]
             raise UsageError(
-                f"{source}: {place}.{key}: {shown(part.get(key))} is not of a plain transformer "
-                "of open_clip, which alone is read"
+                f"{source}: {part}_cfg.{key}: {shown(own.get(key))} is not of a plain "
+                "transformer of open_clip, which alone is read"
             )
-    values = {
-        "model_type": "clip",
-        "text_config": _named("clip_text_model", text, text.get("heads")),
-        "vision_config": _named(
-            "clip_vision_model", vision, vision["width"] // vision.get("head_width", 64)
-        ),
-    }
+        causal = part == "text" and not own.get("no_causal_mask")
+        values[f"{part}_config"] = {
+            "model_type": f"clip_{part}_model" if causal or part == "vision" else "bert",
+            "hidden_size": own["width"],
+            "num_hidden_layers": own["layers"],
+            "num_attention_heads": own.get("heads", own["width"] // own["head_width"]),
+            **{name: own[name] for name in ("image_size", "patch_size") if name in own},
+        }
     return values, ["read as open_clip's config"]
-
-
-OPEN_CLIP = (
-    "width", "layers", "heads", "head_width", "image_size", "patch_size", "context_length",
-    "vocab_size", "mlp_ratio", "ls_init_value", "patch_dropout", "no_causal_mask", "pool_type",
-    "final_ln_after_pool", "act_kwargs", "norm_kwargs", "output_tokens", "proj_type",
-    "hf_tokenizer_name", "tokenizer_kwargs", "eos_id", "embed_cls", "pad_id",
-)  # fmt: skip
-"""Keys of a plain transformer; of the others some (a timm or Hugging Face tower) are another."""
-
-
-def _named(model_type: str, part: Mapping[str, Any], heads: object) -> dict[str, Any]:
-    sizes = {name: part[name] for name in ("image_size", "patch_size") if name in part}
-    return {
-        "model_type": "bert" if part.get("no_causal_mask") else model_type,
-        "hidden_size": part["width"],
-        "num_hidden_layers": part.get("layers"),
-        "num_attention_heads": heads,
-        **sizes,
-    }
