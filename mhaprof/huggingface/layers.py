@@ -379,7 +379,7 @@ class _Reading:
                     name=drafts[0].name,
                     spec=AttentionSpec(**dict(drafts[0].spec)),
                     stored=AttentionSpec(**dict(drafts[0].stored)),
-                    indices=tuple(draft.index for draft in drafts),
+                    indices=tuple(sorted(index for draft in drafts for index in draft.indices)),
                     cached=drafts[0].cached,
                     norm_biases=drafts[0].norm_biases,
                     params_beside=drafts[0].params_beside,

@@ -131,7 +131,10 @@ def test_image_and_text_attend_jointly_in_flux() -> None:
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"peft_type": "LORA", "base_model_name_or_path": "a/b"}, 'is an adapter of type "LORA" of "a/b"'),
+        (
+            {"peft_type": "LORA", "base_model_name_or_path": "a/b"},
+            'is an adapter of type "LORA" of "a/b"',
+        ),
         ({"added_tokens": [], "pre_tokenizer": {}}, "is a tokenizer; give the config.json"),
         ({"tokenizer_class": "LlamaTokenizer"}, "is the settings of a tokenizer"),
         ({"eos_token_id": 2, "transformers_version": "4.40"}, "is the settings of generation"),
