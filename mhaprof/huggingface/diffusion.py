@@ -89,7 +89,7 @@ def _draft(
     learned = formulas.params(AttentionSpec(**beside)) if beside else formulas.Params(0, 0, 0)
     return Draft(
         name=name,
-        index=index,
+        indices=(index,),
         spec=spec,
         stored=spec,
         cached=False,

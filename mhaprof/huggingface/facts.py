@@ -14,6 +14,7 @@ from typing import Any
 from mhaprof.huggingface.family import Fact, Family, Names
 from mhaprof.huggingface.keys import MAX_LAYERS, Keys, is_list, shown
 from mhaprof.huggingface.patterns import INDEXED, SLIDING, attention_blocks
+from mhaprof.huggingface.unknown import is_read
 from mhaprof.spec import OutputGate, QKNorm
 
 
@@ -82,7 +83,7 @@ def layer_keys(keys: Keys, family: Family, types: Sequence[str]) -> list[Keys]:
         for change, block in zip(changes, attention_blocks(keys, count), strict=True):
             if block.get("n_heads_in_group") is not None:
                 change.update(_block(keys, family, block))
-    given = _per_layer(keys, count)
+    given = _per_layer(keys, family, count)
     if given is None:
         for change, word in zip(changes, types, strict=False):
             change.update(_of_type(keys, family, word))
@@ -123,7 +124,7 @@ def _of_type(keys: Keys, family: Family, word: str) -> dict[str, Any]:
     return found
 
 
-def _per_layer(keys: Keys, count: int) -> dict[int, Mapping[str, Any]] | None:
+def _per_layer(keys: Keys, family: Family, count: int) -> dict[int, Mapping[str, Any]] | None:
     """Return ``per_layer_config`` by layer; None if the file has none."""
     given = keys.values.get("per_layer_config")
     if given is None:
@@ -138,6 +139,8 @@ def _per_layer(keys: Keys, count: int) -> dict[int, Mapping[str, Any]] | None:
             keys.fault("per_layer_config", f"layer {index} skips {shown(values['skip'])}")
         else:
             found[index] = values
+            for unread in (key for key in values if not is_read(key, family)):
+                keys.fault("per_layer_config", f"{unread} of layer {index} is not known to count")
     return found
 
 

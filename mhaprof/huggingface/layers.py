@@ -14,7 +14,7 @@ from mhaprof.huggingface.family import Seq2Seq
 from mhaprof.huggingface.formats import translated
 from mhaprof.huggingface.keys import KeyFault, Keys, Locate, architectures, refusal, shown
 from mhaprof.huggingface.parts import Part, descend, missing
-from mhaprof.huggingface.patterns import EXPRESSIBLE, declared_types, is_known, type_key
+from mhaprof.huggingface.patterns import type_key
 from mhaprof.huggingface.plan import LayerKind, ModelPlan, distinguish
 from mhaprof.huggingface.stack import Draft, Run, Stack, read_stack
 from mhaprof.huggingface.towers import (
@@ -93,10 +93,9 @@ def layers_of(
     lacking = [name for name in ignored if without(config, {name}) == config]
     if lacking:
         raise UsageError(f"{source}: {', '.join(lacking)}: no such key to ignore")
-    config = without(config, ignored) if ignored else config
     reading = _Reading(source=source, request=request, locate=locate, tokens_given=tokens)
     reading.warnings += [f"{name} is ignored, as was asked" for name in ignored]
-    values, said = translated(config, source=source)
+    values, said = translated(without(config, ignored) if ignored else config, source=source)
     reading.warnings += said
     stacks, model_type = reading.stacks(Keys(values=values))
     kinds = reading.kinds(stacks)
@@ -117,6 +116,7 @@ def layers_of(
             kv_tokens=kv_tokens if reads_another else None,
             part=part,
             partial=partial,
+            ignored=ignored,
             locate=locate,
         )
 
@@ -249,7 +249,6 @@ class _Reading:
     def _single(self, keys: Keys, model_type: str) -> Stack:
         """Read a model of one stack: a decoder, an encoder or a vision tower."""
         row = self._row(keys, model_type)
-        self._refuse_declared(keys)
         keys = row.completed(keys, self.warnings)
         family, request = row.family, self.request
         tokens, source_tokens = request.tokens, request.kv_tokens
@@ -270,14 +269,6 @@ class _Reading:
             tokens=tokens, batch=request.batch, phase=request.phase, source_tokens=source_tokens
         )
         return read_stack(keys, family, run, warnings=self.warnings, crosses_everywhere=crosses)
-
-    def _refuse_declared(self, keys: Keys) -> None:
-        """Refuse by name what the file itself calls by name, whatever else it lacks."""
-        declared = dict.fromkeys(declared_types(keys))
-        foreign = [word for word in declared if not is_known(word)]
-        self._refuse(keys)
-        if foreign and not self.request.partial:
-            self._unsupported(keys, foreign, any(word in EXPRESSIBLE for word in declared))
 
     def _own_tokens(self, keys: Keys, row: Tower) -> int:
         """Return the tokens that an image or a sound makes, unless others were asked for."""
@@ -379,7 +370,7 @@ class _Reading:
                     name=drafts[0].name,
                     spec=AttentionSpec(**dict(drafts[0].spec)),
                     stored=AttentionSpec(**dict(drafts[0].stored)),
-                    indices=tuple(draft.index for draft in drafts),
+                    indices=tuple(sorted(index for draft in drafts for index in draft.indices)),
                     cached=drafts[0].cached,
                     norm_biases=drafts[0].norm_biases,
                     params_beside=drafts[0].params_beside,

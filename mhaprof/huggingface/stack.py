@@ -7,7 +7,7 @@ equal drafts.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from mhaprof.huggingface.apart import apart
@@ -31,10 +31,10 @@ from mhaprof.spec import Phase
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """One layer: its name, the fields of its specs as sorted pairs, and what it caches."""
+    """Equal layers: their name, the fields of their specs as sorted pairs, what they cache."""
 
     name: str
-    index: int
+    indices: tuple[int, ...]
     spec: tuple[tuple[str, Any], ...]
     stored: tuple[tuple[str, Any], ...]
     cached: bool
@@ -46,7 +46,9 @@ class Draft:
     @property
     def identity(self) -> tuple[object, ...]:
         """Return what layers of the same kind share."""
-        return tuple(value for name, value in vars(self).items() if name not in ("index", "built"))
+        return tuple(
+            value for name, value in vars(self).items() if name not in ("indices", "built")
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,55 +90,25 @@ def read_stack(
     types = layer_types(keys, family, count)
     crossing = keys.indices(family.cross_layers, count) if family.cross_layers else set()
     shared = _shared_layers(keys, family, types)
+    equal: dict[tuple[int, str, bool, bool], list[int]] = {}
     each = layer_keys(keys, family, types)
-    reading = _Reading(keys, family, run, warnings, prefix)
-    drafts: list[Draft] = []
     for index, (word, own) in enumerate(zip(types, each, strict=False)):
-        attends = word in EXPRESSIBLE or word in COMBINED or index in crossing
-        facts = reading.facts(own, word) if attends else None
+        equal.setdefault((id(own), word, index in crossing, index in shared), []).append(index)
+    drafts: list[Draft] = []
+    for (_, word, crosses, reuses), found in equal.items():
+        own, indices = each[found[0]], tuple(found)
+        attends = word in EXPRESSIBLE or word in COMBINED or crosses
+        facts = read_facts(own, family, word, warnings) if attends else None
         if facts is None:
             continue
-        if index in crossing:
-            drafts.append(_cross_draft(index, facts, family, run, prefix))
-            continue
-        drafts.append(reading.self_draft(index, word, own, facts, index in shared))
-        if crosses_everywhere:
-            drafts.append(_cross_draft(index, facts, family, run, prefix))
-    found = apart(keys, family, types)
-    return Stack(drafts=() if keys.faults else tuple(drafts), apart=found)
-
-
-class _Reading:
-    """One stack as it is read: equal layers are read and drafted once."""
-
-    def __init__(
-        self, keys: Keys, family: Family, run: Run, warnings: list[str], prefix: str
-    ) -> None:
-        self.keys = keys
-        self.family = family
-        self.run = run
-        self.warnings = warnings
-        self.prefix = prefix
-        self.read: dict[tuple[int, str], Facts | None] = {}
-        self.drafted: dict[tuple[int, str, bool], Draft] = {}
-
-    def facts(self, own: Keys, word: str) -> Facts | None:
-        """Return what a layer is made of; None with a fault noted."""
-        if (id(own), word) not in self.read:
-            facts = read_facts(own, self.family, word, self.warnings)
-            self.read[id(own), word] = facts
-        return self.read[id(own), word]
-
-    def self_draft(self, index: int, word: str, own: Keys, facts: Facts, shared: bool) -> Draft:
-        """Return the draft of a layer's self-attention."""
-        known = (id(own), word, shared)
-        if known not in self.drafted:
-            limits = _limits(own, self.family, word, facts)
-            name = self.prefix + COMBINED.get(word, word)
-            self.drafted[known] = _self_draft(
-                index, name, facts, self.family, self.run, limits, shared
-            )
-        return replace(self.drafted[known], index=index)
+        if not crosses:
+            limits = _limits(own, family, word, facts)
+            name = prefix + COMBINED.get(word, word)
+            drafts.append(_self_draft(indices, name, facts, family, run, limits, reuses))
+        if crosses or crosses_everywhere:
+            drafts.append(_cross_draft(indices, facts, family, run, prefix))
+    beside = apart(keys, family, types)
+    return Stack(drafts=() if keys.faults else tuple(drafts), apart=beside)
 
 
 def _limits(keys: Keys, family: Family, word: str, facts: Facts) -> dict[str, int]:
@@ -205,7 +177,7 @@ def _shared_fields(facts: Facts, run: Run) -> dict[str, Any]:
 
 
 def _self_draft(
-    index: int,
+    indices: tuple[int, ...],
     name: str,
     facts: Facts,
     family: Family,
@@ -224,7 +196,7 @@ def _self_draft(
     kept = {} if INDEXED in name else limits  # the indexer chooses anew: every key is kept
     return Draft(
         name=f"{name}, shared kv" if shared else name,
-        index=index,
+        indices=indices,
         spec=pairs(fields | limits),
         stored=pairs(fields | kept),
         cached=facts.causal and family.cached and not shared,
@@ -234,7 +206,9 @@ def _self_draft(
     )
 
 
-def _cross_draft(index: int, facts: Facts, family: Family, run: Run, prefix: str) -> Draft:
+def _cross_draft(
+    indices: tuple[int, ...], facts: Facts, family: Family, run: Run, prefix: str
+) -> Draft:
     """Draft a cross-attention; in decode its keys and values were projected in prefill."""
     decodes = run.phase == "decode"
     fields = _shared_fields(facts, run) | {
@@ -246,7 +220,7 @@ def _cross_draft(index: int, facts: Facts, family: Family, run: Run, prefix: str
         fields["qk_norm"] = family.cross_norm
     return Draft(
         name=prefix + CROSS,
-        index=index,
+        indices=indices,
         spec=pairs(fields | {"kv_proj": not decodes}),
         stored=pairs(fields),
         cached=True,

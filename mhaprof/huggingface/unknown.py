@@ -51,6 +51,13 @@ OTHER_WORDS = re.compile(
 """Words of keys that look like it and do not change shapes, masks or caches."""
 
 
+def is_read(name: str, family: Family) -> bool:
+    """Say whether a row reads a key, or the key is of no attention."""
+    if not ATTENTION_WORDS.search(name) or OTHER_WORDS.search(name):
+        return True
+    return f"'{name}'" in repr(family) or (family.latent and name in LATENT_READ)
+
+
 def assumed_family(
     keys: Keys, model_type: str, warnings: list[str], *, tower: bool = False
 ) -> Family:

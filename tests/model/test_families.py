@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -253,3 +254,10 @@ def test_every_family_of_the_table_has_a_case() -> None:
 def test_an_alias_is_read_as_the_family_it_stands_for() -> None:
     for name, real in ALIASES.items():
         assert row_of(name).family == row_of(real).family, name
+
+
+@pytest.mark.parametrize("one", each(CASES))
+def test_a_file_saved_anew_by_transformers_gives_the_same_answer(one: Case, config_of: Any) -> None:
+    saved = json.loads(json.dumps(config_of(one).to_dict()))
+    as_it_was = layers_of(one.raw, tokens=24, kv_tokens=20, partial=True)
+    assert layers_of(saved, tokens=24, kv_tokens=20, partial=True).kinds == as_it_was.kinds
