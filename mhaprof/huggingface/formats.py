@@ -48,7 +48,8 @@ def translated(config: Mapping[str, Any], *, source: str) -> tuple[Mapping[str, 
     Raises UsageError for a file that describes no attention (an adapter, a tokenizer):
     what it is, and what to give instead; and for a key that is not known to be harmless.
     """
-    if isinstance(config.get("pretrained_cfg", config.get("architecture")), str | Mapping):
+    named = isinstance(config.get("architecture"), str)
+    if named and ("pretrained_cfg" in config or config.get("model_type") in (None, "timm_wrapper")):
         return _timm(config, source)
     if "model_cfg" in config or {"vision_cfg", "text_cfg"} <= set(config):
         return _open_clip(config, source)
