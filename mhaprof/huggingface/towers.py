@@ -70,7 +70,7 @@ class Tower:
         slides = self.family.pattern != "full"
         facts = repr(self.family if slides else replace(self.family, window=()))
         for name, value in keys.values.items() if self.known is not None else ():
-            harmless = (None, False, 0, [], (self.known or {}).get(name))
+            harmless: tuple[object, ...] = (None, False, 0, [], (self.known or {}).get(name))
             read = f"'{name}'" in facts or name in self.notes
             read |= "window" in name and any("windows" in note for note in self.notes.values())
             if GUARD.search(name) and not read and value not in harmless:
@@ -140,7 +140,7 @@ def _file(name: str) -> Mapping[str, Any]:
 @functools.cache
 def _rows(file: str) -> Mapping[str, Tower]:
     """Read the rows of a file by model_type; those that were found by building are guarded."""
-    known = {"known": {}} if file == "towers.yaml" else {}
+    known: dict[str, Any] = {"known": {}} if file == "towers.yaml" else {}
     rows = _file(file)["towers"]
     return {name: _tower({**known, **row}) for row in rows for name in row["types"]}
 
