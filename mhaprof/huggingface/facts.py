@@ -13,7 +13,7 @@ from typing import Any
 
 from mhaprof.huggingface.family import Fact, Family, Names
 from mhaprof.huggingface.keys import MAX_LAYERS, Keys, is_list, shown
-from mhaprof.huggingface.patterns import INDEXED, SLIDING, attention_blocks
+from mhaprof.huggingface.patterns import INDEXED, SLIDING, TYPE_KEYS, attention_blocks
 from mhaprof.huggingface.unknown import is_read
 from mhaprof.spec import OutputGate, QKNorm
 
@@ -62,6 +62,11 @@ class Facts:
 
 def layer_count(keys: Keys, family: Family) -> int | None:
     """Return the number of layers, or None with a fault noted."""
+    listed = keys.given(*TYPE_KEYS, "hybrid_override_pattern")
+    if family.pattern == "spelled" and listed and keys.given(*family.layers) is None:
+        value = keys.values[listed]  # of nemotron_h the list alone counts
+        if isinstance(value, str | list) and 0 < len(value) <= MAX_LAYERS:
+            return len(value)
     if family.layers_otherwise and keys.given(*family.layers) is None:
         return keys.size(*family.layers_otherwise, required=True, limit=MAX_LAYERS)
     return keys.size(*family.layers, required=True, limit=MAX_LAYERS)

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 from mhaprof.errors import ConfigError, LocatedFault, UsageError
 
@@ -201,7 +201,7 @@ def architectures(keys: Keys) -> Sequence[object]:
     return given if is_list(given) else ()
 
 
-def is_list(value: object) -> bool:
+def is_list(value: object) -> TypeGuard[Sequence[Any]]:
     """Say whether a value is a list and not text."""
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 

@@ -259,7 +259,7 @@ def _spelled(keys: Keys, family: Family, count: int) -> list[str]:
             return PATTERNS["every-nth-full"](keys, family, count)
         return _types_required(keys, family, count)
     kind, other = SPELLINGS[name]
-    given = keys.values[name]
+    given: Any = keys.values[name]
     if name == "linear_attn_config":
         inner = keys.nested(name)
         given = [] if inner is None else inner.values.get("full_attn_layers")
@@ -303,7 +303,7 @@ def _blocks(keys: Keys, _family: Family, count: int) -> list[str]:
 
 def attention_blocks(keys: Keys, count: int) -> list[Mapping[str, Any]]:
     """Return the ``attention`` of each item of ``block_configs``; a fault if one has none."""
-    given = keys.values.get("block_configs")
+    given: Any = keys.values.get("block_configs")
     blocks = given if is_list(given) else []
     found = [each.get("attention") for each in blocks if isinstance(each, Mapping)]
     fine = [each for each in found if isinstance(each, Mapping)]

@@ -182,7 +182,7 @@ def _self_draft(
     facts: Facts,
     family: Family,
     run: Run,
-    limits: Mapping[str, int],
+    limits: dict[str, int],
     shared: bool,
 ) -> Draft:
     """Draft a self-attention; in decode one token runs against ``run.tokens`` of cache."""

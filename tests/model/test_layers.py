@@ -412,8 +412,8 @@ def test_an_encoder_that_says_so_is_not_causal_and_keeps_no_cache(
         ([8], "is no layer below 4"),
         ({"1": {"skip": ["attention"]}}, "layer 1 skips"),
         ({"1": {"num_attention_groups": 1}}, "num_attention_groups of layer 1 is not known"),
-        ({"1": {"num_key_value_heads": 3}}, ""),
-        ({"1": {"head_dim": "wide"}}, ""),
+        ({"1": {"num_key_value_heads": 3}}, "num_key_value_heads: 3 does not divide"),
+        ({"1": {"head_dim": "wide"}}, 'head_dim: "wide" is not'),
     ],
 )
 def test_a_per_layer_config_that_cannot_be_meant_is_refused(given: Any, said: str) -> None:
