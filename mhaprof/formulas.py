@@ -318,10 +318,11 @@ def moved_bytes(
     elements += b * spec.tokens * width
     if not fused:
         elements += 4 * b * spec.heads * dense_pairs(spec)
+    decodes = spec.phase == "decode"
+    read = _kept_tokens(spec) if fused and decodes else spec.kv_tokens
     if spec.kv_proj:
         per_token = kv_bytes_per_token(spec, dtype_bytes=1)
-        read = (_kept_tokens(spec) if fused else spec.kv_tokens) if spec.phase == "decode" else 0
-        cached = b * per_token * (read + spec.new_kv_tokens)
+        cached = b * per_token * (read * decodes + spec.new_kv_tokens)
     else:
-        cached = b * spec.kv_tokens * spec.kv_heads * (spec.head_dim + spec.v_head_dim)
+        cached = b * read * spec.kv_heads * (spec.head_dim + spec.v_head_dim)
     return elements * dtype_bytes + cached * (cache_dtype_bytes or dtype_bytes)

@@ -16,9 +16,9 @@ from mhaprof.cli.output import Output, OutputFlags, say
 from mhaprof.cli.planning import Impossible, Planned, check_types, worded
 from mhaprof.config.grid import too_many
 from mhaprof.errors import EXIT_OK, UsageError
-from mhaprof.huggingface import ModelPlan, layers_of
+from mhaprof.huggingface import LayersApart, ModelPlan, layers_of
 from mhaprof.huggingface.cost import cost_of
-from mhaprof.huggingface.layers import Part
+from mhaprof.huggingface.parts import Part
 from mhaprof.huggingface.sources import (
     RawConfig,
     preset_names,
@@ -31,11 +31,12 @@ from mhaprof.point.options import DEFAULT_CACHE_DTYPE
 from mhaprof.report.model import model_rows, model_views, preset_view
 from mhaprof.report.tabular import Row
 from mhaprof.spec import Phase
-from mhaprof.units import DTYPE_BYTES
+from mhaprof.units import CACHE_BITS, CacheFormat
 
 SHAPE_FIELDS = ("batch", "tokens", "kv_tokens", "phase")
 """The spec fields that a model's file does not fix: the flags that go with ``--model``."""
 
+ASSUME_HELP = "read the file as if it did not have a key"
 MODEL_HELP = "a model's config.json, its folder, or hf:org/name"
 
 
@@ -75,8 +76,17 @@ def model(
     ] = None,
     cache_dtype: Annotated[
         str,
-        typer.Option(help="dtype of the KV cache", metavar="|".join(DTYPE_BYTES)),
+        typer.Option(help="dtype of the KV cache", metavar="|".join(CACHE_BITS)),
     ] = DEFAULT_CACHE_DTYPE,
+    cache_scales: Annotated[
+        str | None,
+        typer.Option(
+            help="scales of a quantized cache: one for each key and value of a head and token "
+            "(fp16/head), or for each N of its elements (fp16/64)",
+            metavar="DTYPE/head|N",
+            show_default="none",
+        ),
+    ] = None,
     what_if: Annotated[
         list[str] | None,
         typer.Option(
@@ -86,18 +96,27 @@ def model(
         ),
     ] = None,
     part: Annotated[
-        str, typer.Option(help="tower of a multimodal file", metavar=choices(Part))
+        str, typer.Option(help="part of a composite file", metavar=choices(Part))
     ] = "text",
     partial: Annotated[
-        bool, typer.Option("--partial", help="leave out layers that are no softmax attention")
+        bool, typer.Option("--partial", help="leave out layers of which nothing is known")
     ] = False,
+    assume: Annotated[
+        list[str] | None, typer.Option(help=ASSUME_HELP, metavar="KEY=ignored")
+    ] = None,
     *,
     out: Output,
 ) -> int:
     """Say what the attention of a model costs: for each kind of layer, and in all."""
-    cache_dtype = one_of("--cache-dtype", cache_dtype, DTYPE_BYTES)
+    cache_dtype = one_of("--cache-dtype", cache_dtype, CACHE_BITS)
+    try:
+        CacheFormat.of(cache_dtype, cache_scales)
+    except ValueError as error:
+        raise UsageError(f"--cache-scales: {error}") from error
     changes = [change for each in what_if or () for change in parse_changes(each)]
-    choice = _choice(config=config, preset=preset, layer=None, part=part, partial=partial)
+    choice = _choice(
+        config=config, preset=preset, layer=None, part=part, partial=partial, assume=assume
+    )
     if choice is None:
         raise UsageError("model needs a config.json, hf:org/name or a preset (mhaprof presets)")
     given = {"tokens": tokens, "batch": batch, "phase": phase, "kv_tokens": kv_tokens}
@@ -109,11 +128,14 @@ def model(
     try:
         for shape in itertools.product(*lists.values()):
             plan = choice.plan(dict(zip(lists, shape, strict=True)))
-            groups.append(model_rows(cost_of(plan, cache_dtype=cache_dtype)))
+            cost = cost_of(plan, cache_dtype=cache_dtype, cache_scales=cache_scales)
+            groups.append(model_rows(cost))
             said |= dict.fromkeys(_notes(plan))
             signals.enter("keeping")
             for change in changes:
-                cost = cost_of(changed(plan, change), cache_dtype=change.cache_dtype or cache_dtype)
+                dtype = change.cache_dtype or cache_dtype
+                scales = cache_scales if CACHE_BITS[dtype] <= 8 else None
+                cost = cost_of(changed(plan, change), cache_dtype=dtype, cache_scales=scales)
                 groups[-1] += model_rows(cost, what_if=change.text)
     except KeyboardInterrupt:
         if not groups:
@@ -150,6 +172,7 @@ class ModelChoice:
     layer: int | None
     part: Part
     partial: bool
+    ignored: tuple[str, ...]
 
     def plan(self, shape: Mapping[str, Any]) -> ModelPlan:
         """Return the model's layers at the given batch, tokens, kv_tokens and phase."""
@@ -171,6 +194,7 @@ class ModelChoice:
             kv_tokens=shape.get("kv_tokens"),
             part=self.part,
             partial=self.partial,
+            ignored=self.ignored,
         )
 
     def planned(self, given: Mapping[str, Sequence[object]]) -> list[Planned | Impossible]:
@@ -222,7 +246,13 @@ class ModelChoice:
 
 
 def _choice(
-    *, config: str | None, preset: str | None, layer: int | None, part: str, partial: bool
+    *,
+    config: str | None,
+    preset: str | None,
+    layer: int | None,
+    part: str,
+    partial: bool,
+    assume: Sequence[str] | None,
 ) -> ModelChoice | None:
     """Read what was asked for; None if no model was."""
     if part not in get_args(Part):
@@ -233,17 +263,32 @@ def _choice(
         if layer is not None:
             raise UsageError("--layer is of a model; give --model or --preset")
         return None
+    for text in assume or ():
+        if not text.removesuffix("=ignored") or not text.endswith("=ignored"):
+            raise UsageError(f"--assume {text!r} is not of the form KEY=ignored")
+    ignored = tuple(dict.fromkeys(text.removesuffix("=ignored") for text in assume or ()))
     raw = read_config(config) if config is not None else read_preset(str(preset))
-    return ModelChoice(raw=raw, layer=layer, part=cast(Part, part), partial=partial)
+    return ModelChoice(
+        raw=raw, layer=layer, part=cast(Part, part), partial=partial, ignored=ignored
+    )
 
 
 def _notes(plan: ModelPlan) -> list[str]:
     """Return the plan's warnings, the layers that were left out among them."""
-    left_out = [
-        f"{len(layers.indices)} layers of {layers.name} are left out and not in the total"
-        for layers in plan.missing
-    ]
-    return [*plan.warnings, *left_out]
+    return [*plan.warnings, *map(_apart, plan.apart)]
+
+
+def _apart(layers: LayersApart) -> str:
+    """Say what is stated of layers apart from softmax attention, and not in the total."""
+    count = len(layers.indices)
+    if not layers.known:
+        return f"{count} layers of {layers.name} are left out and not in the total"
+    if layers.attends:
+        return (
+            f"{layers.name} of {count} layers: its MACs, parameters and cache are not in the total"
+        )
+    state = "" if layers.state_elements is not None else "; their state is not known"
+    return f"{count} layers of {layers.name} are no softmax attention and not in the total{state}"
 
 
 def warn(plan: ModelPlan, said: set[str]) -> None:
@@ -256,7 +301,7 @@ def warn(plan: ModelPlan, said: set[str]) -> None:
 
 
 class _ModelFlags:
-    """``--model``, ``--preset``, ``--layer``, ``--part`` and ``--partial``."""
+    """``--model``, ``--preset``, ``--layer``, ``--part``, ``--partial`` and ``--assume``."""
 
     def parameters(self) -> list[inspect.Parameter]:
         """Return the options, under a panel of their own."""
@@ -272,12 +317,15 @@ class _ModelFlags:
                 show_default="each distinct kind", min=0, **panel,
             ),
             option(
-                "part", str, help="tower of a multimodal file", default="text",
+                "part", str, help="part of a composite file", default="text",
                 metavar=choices(Part), **panel,
             ),
             option(
                 "partial", bool, "--partial", default=False,
-                help="leave out layers that are no softmax attention", **panel,
+                help="leave out layers of which nothing is known", **panel,
+            ),
+            option(
+                "assume", list[str] | None, help=ASSUME_HELP, metavar="KEY=ignored", **panel
             ),
         ]  # fmt: skip
 
@@ -289,6 +337,7 @@ class _ModelFlags:
             layer=values["layer"],
             part=values["part"],
             partial=values["partial"],
+            assume=values["assume"],
         )
 
 

@@ -7,6 +7,6 @@ Reads raw JSON, offline and without transformers.  ``layers_of`` makes the plan,
 from __future__ import annotations
 
 from mhaprof.huggingface.layers import layers_of
-from mhaprof.huggingface.plan import LayerKind, MissingLayers, ModelPlan
+from mhaprof.huggingface.plan import LayerKind, LayersApart, ModelPlan
 
-__all__ = ["layers_of", "LayerKind", "MissingLayers", "ModelPlan"]
+__all__ = ["layers_of", "LayerKind", "LayersApart", "ModelPlan"]

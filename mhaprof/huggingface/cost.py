@@ -5,13 +5,15 @@ Every number is exact and follows from ``formulas``; the model's are sums over i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import cast
 
 from mhaprof import formulas
 from mhaprof.huggingface.plan import LayerKind, ModelPlan
 from mhaprof.spec import AttentionSpec
-from mhaprof.units import DTYPE_BYTES, flops_of
+from mhaprof.units import DTYPE_BYTES, CacheFormat, flops_of
 
 COMPUTE_DTYPE = "bfloat16"
 """The dtype of weights and activations in bytes moved; the cache has its own."""
@@ -29,12 +31,14 @@ class Cost:
     with their biases; norms on q and k, and sinks, are apart.  ``kv_bytes_per_token``
     is what one more token adds to the cache (for cross-attention: one more token of the
     other sequence; not in the model's sum).  ``kv_cache_bytes`` keeps what windows and
-    chunks need, ``kv_cache_bytes_full`` every token.  ``tokens_core_overtakes`` is the
+    chunks need, ``kv_cache_bytes_full`` every token.  ``built`` layers have parameters
+    of their own.  ``tokens_core_overtakes`` is the
     fewest tokens at which the core is as much as the projections, ``_exact`` by exact
     pairs; None if that is never so.
     """
 
     layers: int
+    built: int
     macs: int
     macs_exact: int
     core_macs: int
@@ -76,39 +80,75 @@ class ModelCost:
 
     plan: ModelPlan
     cache_dtype: str
+    cache_scales: str | None
     kinds: tuple[Cost, ...]
     total: Cost
 
 
-def cost_of(plan: ModelPlan, *, cache_dtype: str = "bfloat16") -> ModelCost:
-    """Return what the plan's layers cost; ``cache_dtype`` is of the KV cache alone."""
-    width = DTYPE_BYTES[cache_dtype]
+def cost_of(
+    plan: ModelPlan, *, cache_dtype: str = "bfloat16", cache_scales: str | None = None
+) -> ModelCost:
+    """Return what the plan's layers cost.
+
+    ``cache_dtype`` and ``cache_scales`` (``fp16/head``: see ``units.CacheFormat``) are of
+    the KV cache alone.  Raises ValueError for words that are neither.
+    """
+    cache = CacheFormat.of(cache_dtype, cache_scales)
     kinds = tuple(
-        _kind_cost(plan, position, dtype_bytes=width) for position in range(len(plan.kinds))
+        _whole(_kind_cost(plan, position, dtype_bytes=_width(kind.stored, cache)))
+        for position, kind in enumerate(plan.kinds)
     )
-    return ModelCost(plan=plan, cache_dtype=cache_dtype, kinds=kinds, total=_total(plan, kinds))
+    return ModelCost(
+        plan=plan,
+        cache_dtype=cache.dtype,
+        cache_scales=cache_scales,
+        kinds=kinds,
+        total=_total(plan, kinds),
+    )
+
+
+def _width(spec: AttentionSpec, cache: CacheFormat) -> int:
+    """Return the bytes of one cached element of a layer, its scales shared out.
+
+    What has scales is a key and a value of each head; of latent attention, the latent and
+    the rotated key.  A fraction where an element or its part of a scale is no whole byte:
+    ``formulas`` multiply it by elements of whole tokens, which are whole bytes.
+    """
+    if spec.kv_lora_rank is not None and spec.qk_rope_head_dim is not None:
+        vectors = [spec.kv_lora_rank, spec.qk_rope_head_dim]
+    else:
+        vectors = [spec.head_dim, spec.v_head_dim] * spec.kv_heads
+    return cast(int, cache.element_bytes(vectors))
+
+
+def _whole(cost: Cost) -> Cost:
+    """Return the cost with its bytes as ints: a fraction of an element's was whole in sum."""
+    names = ("kv_bytes_per_token", "kv_cache_bytes", "kv_cache_bytes_full", "moved_bytes")
+    return replace(cost, **{name: math.ceil(getattr(cost, name)) for name in names})
 
 
 def _kind_cost(plan: ModelPlan, position: int, *, dtype_bytes: int) -> Cost:
     """Return the cost of one layer of a kind."""
     kind = plan.kinds[position]
-    params = formulas.params(kind.stored)
+    params = kind.params
+    saved = kind.saved_macs
     cached = kind.cached
 
     def overtakes(exact: bool) -> int | None:
         def balance(tokens: int) -> int:
-            return _balance(plan.at(tokens).kinds[position].spec, exact)
+            return _balance(plan.at(tokens).kinds[position], exact)
 
         return _first_tokens(balance, plan)
 
     return Cost(
         layers=kind.count,
-        macs=formulas.total_macs(kind.spec),
-        macs_exact=formulas.total_macs(kind.spec, exact=True),
+        macs=formulas.total_macs(kind.spec) - saved,
+        macs_exact=formulas.total_macs(kind.spec, exact=True) - saved,
         core_macs=formulas.core_macs(kind.spec),
         core_macs_exact=formulas.core_macs(kind.spec, exact=True),
+        built=kind.count if kind.built is None else kind.built,
         params=params.projections,
-        norm_params=params.norms + kind.norm_biases,
+        norm_params=params.norms,
         sink_params=params.sinks,
         kv_bytes_per_token=cached * _bytes_per_token(kind, dtype_bytes),
         kv_cache_bytes=cached * formulas.kv_cache_bytes(kind.stored, dtype_bytes=dtype_bytes),
@@ -119,6 +159,7 @@ def _kind_cost(plan: ModelPlan, position: int, *, dtype_bytes: int) -> Cost:
             dtype_bytes=DTYPE_BYTES[COMPUTE_DTYPE],
             cache_dtype_bytes=dtype_bytes,
             fused=True,
+            learned=kind.run_params,
         ),
         tokens_core_overtakes=overtakes(False),
         tokens_core_overtakes_exact=overtakes(True),
@@ -138,7 +179,7 @@ def _total(plan: ModelPlan, costs: Sequence[Cost]) -> Cost:
     def overtakes(exact: bool) -> int | None:
         def balance(tokens: int) -> int:
             kinds = plan.at(tokens).kinds
-            return sum(kind.count * _balance(kind.spec, exact) for kind in kinds)
+            return sum(kind.count * _balance(kind, exact) for kind in kinds)
 
         return _first_tokens(balance, plan)
 
@@ -148,9 +189,10 @@ def _total(plan: ModelPlan, costs: Sequence[Cost]) -> Cost:
         macs_exact=total(lambda cost: cost.macs_exact),
         core_macs=total(lambda cost: cost.core_macs),
         core_macs_exact=total(lambda cost: cost.core_macs_exact),
-        params=total(lambda cost: cost.params),
-        norm_params=total(lambda cost: cost.norm_params),
-        sink_params=total(lambda cost: cost.sink_params),
+        built=sum(cost.built for cost in costs),
+        params=sum(cost.built * cost.params for cost in costs),
+        norm_params=sum(cost.built * cost.norm_params for cost in costs),
+        sink_params=sum(cost.built * cost.sink_params for cost in costs),
         kv_bytes_per_token=sum(
             cost.layers * cost.kv_bytes_per_token
             for kind, cost in zip(plan.kinds, costs, strict=True)
@@ -164,10 +206,10 @@ def _total(plan: ModelPlan, costs: Sequence[Cost]) -> Cost:
     )
 
 
-def _balance(spec: AttentionSpec, exact: bool) -> int:
+def _balance(kind: LayerKind, exact: bool) -> int:
     """Return the MACs of the core minus those of the projections."""
-    core = formulas.core_macs(spec, exact=exact)
-    return 2 * core - formulas.total_macs(spec, exact=exact)
+    core = formulas.core_macs(kind.spec, exact=exact)
+    return 2 * core + kind.saved_macs - formulas.total_macs(kind.spec, exact=exact)
 
 
 def _first_tokens(balance: Callable[[int], int], plan: ModelPlan) -> int | None:

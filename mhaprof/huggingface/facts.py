@@ -1,15 +1,20 @@
-"""From the keys of one stack of layers to the sizes of each layer.
+"""From the keys of one layer to its sizes and what else costs anything.
 
-The order in which ``head_dim`` is found: latent ranks; one for each layer; explicit;
-``d_kv``; dim / heads, only if that divides.
+The order in which ``head_dim`` is found: latent ranks; explicit; ``d_kv``; dim / heads,
+only if that divides.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from mhaprof.huggingface.family import Fact, Family, Names
-from mhaprof.huggingface.keys import MAX_LAYERS, Keys, shown
+from mhaprof.huggingface.keys import MAX_LAYERS, Keys, is_list, shown
+from mhaprof.huggingface.patterns import INDEXED, SLIDING, TYPE_KEYS, attention_blocks
+from mhaprof.huggingface.unknown import is_read
 from mhaprof.spec import OutputGate, QKNorm
 
 
@@ -26,19 +31,20 @@ class LatentFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Heads:
-    """The heads of one layer."""
+    """The heads of one layer; ``v_head_dim`` where values are of another width."""
 
     heads: int
     kv_heads: int
     head_dim: int
+    v_head_dim: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What the layers of one stack share, and the heads of each."""
+    """What one layer is made of."""
 
     dim: int
-    heads: tuple[Heads, ...]
+    heads: Heads
     latent: LatentFacts | None
     qkv_bias: bool
     k_bias: bool
@@ -50,13 +56,97 @@ class Facts:
     softcap: float | None
     causal: bool
     window: int | None
+    v_is_k: bool
+    built: int | None
 
 
 def layer_count(keys: Keys, family: Family) -> int | None:
     """Return the number of layers, or None with a fault noted."""
+    listed = keys.given(*TYPE_KEYS, "hybrid_override_pattern")
+    if family.pattern == "spelled" and listed and keys.given(*family.layers) is None:
+        value = keys.values[listed]  # of nemotron_h the list alone counts
+        if isinstance(value, str | list) and 0 < len(value) <= MAX_LAYERS:
+            return len(value)
     if family.layers_otherwise and keys.given(*family.layers) is None:
         return keys.size(*family.layers_otherwise, required=True, limit=MAX_LAYERS)
     return keys.size(*family.layers, required=True, limit=MAX_LAYERS)
+
+
+def layer_keys(keys: Keys, family: Family, types: Sequence[str]) -> list[Keys]:
+    """Return the keys as each layer reads them; equal layers share one object.
+
+    What all share, replaced by: the item of a list of sizes; the row's own keys of a kind
+    of layer; ``per_layer_config``, as transformers 5 writes it.
+    """
+    count = len(types)
+    changes: list[dict[str, Any]] = [{} for _ in types]
+    for name in (*family.heads, *family.kv_heads, *family.head_dim, *family.window):
+        if is_list(keys.values.get(name)):
+            for change, value in zip(changes, keys.sizes(count, name) or (), strict=False):
+                change[name] = value
+    if family.pattern == "blocks" and keys.given("block_configs"):
+        for change, block in zip(changes, attention_blocks(keys, count), strict=True):
+            if block.get("n_heads_in_group") is not None:
+                change.update(_block(keys, family, block))
+    given = _per_layer(keys, family, count)
+    if given is None:
+        for change, word in zip(changes, types, strict=False):
+            change.update(_of_type(keys, family, word))
+    else:
+        for index, values in given.items():
+            changes[index] |= values
+    made: dict[str, Keys] = {}
+    for change in changes:
+        if str(change) not in made:
+            values = {**keys.values, **change} if change else keys.values
+            made[str(change)] = Keys(values=values, path=keys.path, faults=keys.faults)
+    return [made[str(change)] for change in changes]
+
+
+def _block(keys: Keys, family: Family, block: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the key/value heads of a layer of which the file says how many share one."""
+    heads, group = keys.size(*family.heads), Keys(values=block, faults=keys.faults)
+    shared = group.size("n_heads_in_group")
+    if heads is None or shared is None or heads % shared:
+        keys.fault("block_configs", f"n_heads_in_group {shared} does not divide {heads} heads")
+        return {}
+    return {family.kv_heads[0]: heads // shared}
+
+
+def _of_type(keys: Keys, family: Family, word: str) -> dict[str, Any]:
+    """Return what the row says that layers of a kind read in place of a key.
+
+    The first of its expressions that the file has; ``a?b`` needs the flag ``b``.
+    """
+    found = {}
+    for name, alternatives in family.by_type.get(word, {}).items():
+        for text in alternatives:
+            own, _, gate = text.partition("?")
+            value = keys.expression(own) if not gate or keys.flag(gate) else None
+            if value is not None:
+                found[name] = value
+                break
+    return found
+
+
+def _per_layer(keys: Keys, family: Family, count: int) -> dict[int, Mapping[str, Any]] | None:
+    """Return ``per_layer_config`` by layer; None if the file has none."""
+    given = keys.values.get("per_layer_config")
+    if given is None:
+        return None
+    items = given.items() if isinstance(given, Mapping) else [("", None)]
+    found: dict[int, Mapping[str, Any]] = {}
+    for name, values in items:
+        index = int(name) if str(name).isdecimal() and len(str(name)) < 9 else count
+        if not isinstance(values, Mapping) or index >= count or index in found:
+            keys.fault("per_layer_config", f"{shown(name)} is no layer below {count} with its keys")
+        elif values.get("skip"):
+            keys.fault("per_layer_config", f"layer {index} skips {shown(values['skip'])}")
+        else:
+            found[index] = values
+            for unread in (key for key in values if not is_read(key, family)):
+                keys.fault("per_layer_config", f"{unread} of layer {index} is not known to count")
+    return found
 
 
 def fact(keys: Keys, known: Fact) -> bool:
@@ -66,18 +156,30 @@ def fact(keys: Keys, known: Fact) -> bool:
     return keys.flag(*known.names, default=known.default)
 
 
-def read_facts(keys: Keys, family: Family, count: int, warnings: list[str]) -> Facts | None:
-    """Read everything that costs anything; None when a fault makes it impossible."""
+def is_causal(keys: Keys, family: Family) -> bool:
+    """Say whether a stack masks the future, without reading its sizes."""
+    if _is_bidirectional(keys, family):
+        return False
+    return fact(keys, family.causal) and keys.flag("is_causal", default=True)
+
+
+def _is_bidirectional(keys: Keys, family: Family) -> bool:
+    """Say whether the row's flag turns the mask off; gemma4 writes ``all`` or ``vision``."""
+    name = family.bidirectional
+    if name is None or keys.values.get(name) == "vision":
+        return False
+    return keys.values.get(name) == "all" or keys.flag(name)
+
+
+def read_facts(keys: Keys, family: Family, word: str, warnings: list[str]) -> Facts | None:
+    """Read everything that costs anything of a layer; None when a fault makes it impossible."""
     dim = keys.size(*family.dim, required=True)
-    latent = _latent(keys) if family.latent else None
-    heads = _heads_of_layers(keys, family, count, dim, latent, warnings)
-    causal = fact(keys, family.causal)
-    window = keys.size(*family.window) if keys.given(*family.window) else None
-    if family.half_window and window is not None:
+    latent = _latent(keys, family) if family.latent else None
+    heads = _heads(keys, family, dim, latent, warnings)
+    causal = is_causal(keys, family)
+    window = _window(keys, family, word)
+    if window is not None and (family.half_window or _is_bidirectional(keys, family)):
         window = window // 2 + 1
-    if family.bidirectional is not None and keys.flag(family.bidirectional):
-        causal = False
-        window = None if window is None else window // 2 + 1
     has_norm = family.norm.kind != "none" and fact(keys, family.norm.given)
     qkv_bias = fact(keys, family.qkv_bias)
     k_bias = qkv_bias if family.k_bias is None else fact(keys, family.k_bias)
@@ -87,7 +189,7 @@ def read_facts(keys: Keys, family: Family, count: int, warnings: list[str]) -> F
         return None
     return Facts(
         dim=dim,
-        heads=tuple(heads),
+        heads=heads,
         latent=latent,
         qkv_bias=qkv_bias,
         k_bias=k_bias,
@@ -95,18 +197,40 @@ def read_facts(keys: Keys, family: Family, count: int, warnings: list[str]) -> F
         qk_norm=family.norm.kind if has_norm else "none",
         norm_bias=family.norm.bias and has_norm,
         output_gate=family.output_gate,
-        sinks=family.sinks,
+        sinks=_sinks(keys, family, word),
         softcap=softcap,
         causal=causal,
         window=window,
+        v_is_k=word != SLIDING and family.v_is_k is not None and keys.flag(family.v_is_k),
+        built=_built(keys, family),
     )
 
 
-def _latent(keys: Keys) -> LatentFacts | None:
+def _window(keys: Keys, family: Family, word: str) -> int | None:
+    """Return the window of a layer that slides; a file may say none by 0."""
+    return keys.size(*family.window) if word == SLIDING and keys.given(*family.window) else None
+
+
+def _built(keys: Keys, family: Family) -> int | None:
+    """Return how many layers are built, where one is applied several times (ALBERT)."""
+    sizes = [keys.size(name) or 1 for name in family.built]
+    return math.prod(sizes) if sizes else None
+
+
+def _sinks(keys: Keys, family: Family, word: str) -> bool:
+    """Say whether a layer of a kind has sinks: as the row fixes, or by its flag of the kind."""
+    if isinstance(family.sinks, bool):
+        return family.sinks
+    return fact(keys, family.sinks.get(word, False))
+
+
+def _latent(keys: Keys, family: Family) -> LatentFacts | None:
     """Read the ranks; ``q_lora_rank: null`` means that queries are projected directly."""
     q_rank = keys.size("q_lora_rank")
     if "q_lora_rank" not in keys.values:
         keys.fault("q_lora_rank", "is missing; write null if queries are projected directly")
+    if INDEXED in family.apart and q_rank is None:
+        keys.fault("q_lora_rank", "is null, and the indexer reads the latent of the queries")
     rank = keys.size("kv_lora_rank", required=True)
     nope = keys.size("qk_nope_head_dim", required=True)
     rope = keys.size("qk_rope_head_dim", required=True)
@@ -128,41 +252,30 @@ def _latent(keys: Keys) -> LatentFacts | None:
     )
 
 
-def _heads_of_layers(
-    keys: Keys,
-    family: Family,
-    count: int,
-    dim: int | None,
-    latent: LatentFacts | None,
-    warnings: list[str],
-) -> list[Heads] | None:
-    """Return the heads of each layer; a key that holds a list says them one by one."""
-    heads = keys.sizes(count, *family.heads)
+def _heads(
+    keys: Keys, family: Family, dim: int | None, latent: LatentFacts | None, warnings: list[str]
+) -> Heads | None:
+    """Return the heads of a layer."""
+    heads = keys.size(*family.heads, required=True)
     if heads is None:
-        one = keys.size(*family.heads, required=True)
-        if one is None:
-            return None
-        heads = [one] * count
+        return None
     kv_heads = heads if family.latent else _kv_heads(keys, family, heads)
     if kv_heads is None:
         return None
-    for query, key_value in zip(heads, kv_heads, strict=True):
-        if query % key_value:
-            keys.fault(
-                keys.given(*family.kv_heads) or family.kv_heads[0],
-                f"{key_value} does not divide {keys.given(*family.heads)} {query}",
-            )
-            return None
-    head_dims = _head_dims(keys, family, heads, dim, latent, warnings)
-    if head_dims is None:
+    if heads % kv_heads:
+        keys.fault(
+            keys.given(*family.kv_heads) or family.kv_heads[0],
+            f"{kv_heads} does not divide {keys.given(*family.heads)} {heads}",
+        )
         return None
-    return [
-        Heads(heads=query, kv_heads=key_value, head_dim=width)
-        for query, key_value, width in zip(heads, kv_heads, head_dims, strict=True)
-    ]
+    head_dim = _head_dim(keys, family, heads, dim, latent, warnings)
+    if head_dim is None:
+        return None
+    v_head_dim = keys.size(*family.v_head_dim) if family.v_head_dim else None
+    return Heads(heads=heads, kv_heads=kv_heads, head_dim=head_dim, v_head_dim=v_head_dim)
 
 
-def _kv_heads(keys: Keys, family: Family, heads: list[int]) -> list[int] | None:
+def _kv_heads(keys: Keys, family: Family, heads: int) -> int | None:
     """Apply the family's rule for key/value heads."""
     if family.kv_rule == "heads":
         return heads
@@ -172,9 +285,11 @@ def _kv_heads(keys: Keys, family: Family, heads: list[int]) -> list[int] | None:
         shared = keys.flag("multi_query", default=True)
         grouped = family.kv_rule == "falcon" and keys.flag("new_decoder_architecture", default=old)
         if not grouped:
-            return [1] * len(heads) if shared else heads
+            return 1 if shared else heads
+    if family.kv_group is not None:
+        return _grouped(keys, family.kv_group, family.kv_heads, heads)
     if keys.given(*family.kv_heads) is not None:
-        return _each(keys, len(heads), family.kv_heads)
+        return keys.size(*family.kv_heads)
     if family.kv_heads_required and family.kv_heads[0] not in keys.values:
         keys.fault(
             family.kv_heads[0],
@@ -184,30 +299,25 @@ def _kv_heads(keys: Keys, family: Family, heads: list[int]) -> list[int] | None:
     return heads
 
 
-def _each(keys: Keys, count: int, names: Names) -> list[int] | None:
-    """Return one size for each layer: a list as it is, one number for all."""
-    listed = keys.sizes(count, *names)
-    if listed is not None:
-        return listed
-    one = keys.size(*names)
-    return None if one is None else [one] * count
+def _grouped(keys: Keys, group: str, names: Names, heads: int) -> int | None:
+    """Return the key/value heads that an object beside the sizes holds (``attn_config``)."""
+    inner = keys.nested(group)
+    return heads if inner is None or inner.given(*names) is None else inner.size(*names)
 
 
-def _head_dims(
+def _head_dim(
     keys: Keys,
     family: Family,
-    heads: list[int],
+    heads: int,
     dim: int | None,
     latent: LatentFacts | None,
     warnings: list[str],
-) -> list[int] | None:
+) -> int | None:
     """Find the width of a head in the order that this module's docstring gives."""
     if family.latent:
-        if latent is None:
-            return None
-        return [latent.qk_nope_head_dim + latent.qk_rope_head_dim] * len(heads)
+        return None if latent is None else latent.qk_nope_head_dim + latent.qk_rope_head_dim
     if keys.given(*family.head_dim) is not None:
-        return _each(keys, len(heads), family.head_dim)
+        return keys.size(*family.head_dim)
     if family.head_dim_required:
         held = "is null" if family.head_dim[0] in keys.values else "is missing"
         keys.fault(
@@ -218,14 +328,14 @@ def _head_dims(
         return None
     if dim is None:
         return None
-    widths = [_divided(keys, family, dim, count) for count in heads]
+    width = _divided(keys, family, dim, heads)
     given = keys.values.get("head_dim")
-    if given is not None and given not in widths:
+    if given is not None and given != width:
         warnings.append(
             f"head_dim {shown(given)} is ignored: this family's code takes "
             f"{family.dim[0]} / {family.heads[0]}"
         )
-    return None if None in widths else [width for width in widths if width is not None]
+    return width
 
 
 def _divided(keys: Keys, family: Family, dim: int, heads: int) -> int | None:

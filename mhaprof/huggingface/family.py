@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from mhaprof.spec import OutputGate, QKNorm
@@ -38,6 +39,11 @@ PatternName = Literal[
     "linear-but-nth",
     "jamba",
     "types-required",
+    "spelled",
+    "spelled-or-full",
+    "indexed",
+    "combined",
+    "blocks",
 ]
 """How layers alternate when the file has no ``layer_types``; see ``patterns.py``."""
 
@@ -60,6 +66,20 @@ class Norm:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Apart:
+    """What a layer holds that is no softmax attention, as sums of products of keys.
+
+    ``state``: elements of a sequence, whatever its tokens; ``per_token``: of each token.
+    ``name`` says what it is, where the kind of the layer does not.
+    """
+
+    name: str = ""
+    params: str = "0"
+    state: str = ""
+    per_token: str = "0"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Family:
     """Where one family keeps its facts.  Tuples of names are the same key under old names.
 
@@ -71,6 +91,13 @@ class Family:
     names the flag that turns the causal mask off (and halves the window).  ``kv_shared``
     names how many last layers reuse an earlier layer's keys and values, ``cross_layers``
     the list of layers that attend to another sequence, with ``cross_norm``.
+
+    ``by_type`` maps a kind of layer to the keys that it reads in place of another, each
+    with the flag that it needs, if any; ``sinks`` may say a kind too.  ``kv_group`` is the
+    object that holds ``kv_heads``; ``v_is_k`` the flag with which layers that do not slide
+    have no projection of values.  ``cached`` is false for a causal encoder, ``built`` names
+    how many layers have parameters of their own.  ``apart`` is of kinds of layers,
+    ``states`` what those without a row may keep of a sequence.
     """
 
     dim: Names = ("hidden_size",)
@@ -80,6 +107,7 @@ class Family:
     kv_heads_required: bool = False
     head_dim: Names = ("head_dim",)
     head_dim_required: bool = False
+    v_head_dim: Names = ()
     layers: Names = ("num_hidden_layers",)
     layers_otherwise: Names = ()
     qkv_bias: Fact = False
@@ -87,7 +115,7 @@ class Family:
     out_bias: Fact = False
     norm: Norm = Norm(kind="none")
     output_gate: OutputGate = "none"
-    sinks: bool = False
+    sinks: bool | Mapping[str, Fact] = False
     softcap: str | None = None
     latent: bool = False
     causal: Fact = True
@@ -101,6 +129,13 @@ class Family:
     cross_layers: str | None = None
     cross_norm: QKNorm = "none"
     image: Image | None = None
+    by_type: Mapping[str, Mapping[str, Names]] = field(default_factory=dict)
+    kv_group: str | None = None
+    v_is_k: str | None = None
+    cached: bool = True
+    built: Names = ()
+    apart: Mapping[str, Apart] = field(default_factory=dict)
+    states: Names = ()
 
 
 @dataclass(frozen=True, kw_only=True)

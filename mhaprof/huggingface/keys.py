@@ -7,9 +7,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 from mhaprof.errors import ConfigError, LocatedFault, UsageError
 
@@ -116,6 +117,25 @@ class Keys:
         held = "is null" if name in self.values else "is missing"
         self.fault(name, f"{held}; expected a whole number of at least 1")
 
+    def expression(self, text: str) -> int | None:
+        """Return a sum of products of keys (``a*b+1``); None if a key is missing.
+
+        A key may have two names (``a|b``) and lie in an object (``attn_config.a``).
+        """
+        terms = [[self._factor(each) for each in term.split("*")] for term in text.split("+")]
+        known = [[each for each in term if each is not None] for term in terms]
+        return sum(map(math.prod, known)) if known == terms else None
+
+    def _factor(self, text: str) -> int | None:
+        if text.isdecimal():
+            return int(text)
+        for alternative in text.split("|"):
+            inner, _, name = alternative.rpartition(".")
+            holder = self.nested(inner) if inner else self
+            if holder is not None and holder.given(name):
+                return holder.size(name)
+        return None
+
     def number(self, name: str) -> float | None:
         """Return a finite number above 0."""
         value = self.values.get(name)
@@ -175,7 +195,13 @@ def _is_word(value: object) -> bool:
     return isinstance(value, str) and value.isprintable()
 
 
-def is_list(value: object) -> bool:
+def architectures(keys: Keys) -> Sequence[object]:
+    """Return the classes that a file names; none if it does not hold a list."""
+    given = keys.values.get("architectures")
+    return given if is_list(given) else ()
+
+
+def is_list(value: object) -> TypeGuard[Sequence[Any]]:
     """Say whether a value is a list and not text."""
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 

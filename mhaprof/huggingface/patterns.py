@@ -6,6 +6,7 @@ Everything here returns one word for each layer, in the words of ``layer_types``
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from mhaprof.huggingface.family import Family, PatternName
 from mhaprof.huggingface.keys import Keys, is_list, shown
@@ -16,13 +17,45 @@ CHUNKED = "chunked_attention"
 LINEAR = "linear_attention"
 CROSS = "cross_attention"
 
-SAME_WORDS: Mapping[str, str] = {"attention": FULL}
+INDEXED = "indexed_attention"
+
+SAME_WORDS: Mapping[str, str] = {
+    "attention": FULL,
+    "deepseek_sparse_attention": INDEXED,
+    "M": "mamba",
+    "E": "moe",
+    "-": "mlp",
+    "*": FULL,
+}
 """Other words for a kind, as hybrids of attention and state-space layers write it."""
 
-EXPRESSIBLE = (FULL, SLIDING, CHUNKED)
+EXPRESSIBLE = (FULL, SLIDING, CHUNKED, INDEXED)
 """The kinds that are softmax attention over keys: what mhaprof counts."""
 
+COMBINED: Mapping[str, str] = {"attention_and_mamba": FULL}
+"""Layers of a softmax attention and something else side by side: what the first is."""
+
+STATELESS = ("moe", "mlp", "no_attention", "linear_layer")
+"""Those of them that keep nothing of a sequence."""
+
+KNOWN_APART = frozenset({LINEAR, "mamba", "mamba2", "conv", "recurrent", *STATELESS})
+"""Kinds that are known to be no softmax attention: stated, and none of the count."""
+
 TYPE_KEYS = ("layer_types", "layers_block_type")
+
+SPELLINGS: Mapping[str, tuple[str, str]] = {
+    "attn_type_list": (FULL, LINEAR),
+    "hybrid_layer_pattern": (SLIDING, FULL),
+    "full_attn_idxs": (FULL, "conv"),
+    "attn_layer_indices": (FULL, "mamba"),
+    "linear_attn_config": (FULL, LINEAR),
+}
+"""Keys that say where a kind is, as 1 of 0 and 1 or by its indices: it, and the others."""
+
+
+def is_known(word: str) -> bool:
+    """Say whether it is known of a kind what it is: attention, or surely none."""
+    return word in EXPRESSIBLE or word in COMBINED or word in KNOWN_APART
 
 
 def type_key(keys: Keys) -> str:
@@ -38,6 +71,9 @@ def layer_types(keys: Keys, family: Family, count: int) -> list[str]:
     types = keys.words(name)
     if types is None:
         return [FULL] * count
+    more = keys.values.get("num_nextn_predict_layers")
+    if isinstance(more, int) and len(types) == count + more:
+        types = types[:count]  # the layers that predict further tokens stand behind the others
     if len(types) != count:
         keys.fault(name, f"holds {len(types)} layers, {family.layers[0]} says {count}")
     types = [SAME_WORDS.get(word, word) for word in types]
@@ -209,6 +245,74 @@ def _types_required(keys: Keys, _family: Family, count: int) -> list[str]:
     return [FULL] * count
 
 
+def _spelled(keys: Keys, family: Family, count: int) -> list[str]:
+    """Read the layers from whichever key of ``SPELLINGS`` the file has, or a text of letters."""
+    letters = keys.given("hybrid_override_pattern")
+    if letters is not None:
+        words = [SAME_WORDS.get(each, each) for each in str(keys.values[letters])]
+        if len(words) != count or set(words) - {*KNOWN_APART, FULL}:
+            keys.fault(letters, f"does not name {count} layers by M, E, - and *")
+        return (words + [FULL] * count)[:count]
+    name = keys.given(*SPELLINGS)
+    if name is None:
+        if family.period:
+            return PATTERNS["every-nth-full"](keys, family, count)
+        return _types_required(keys, family, count)
+    kind, other = SPELLINGS[name]
+    given: Any = keys.values[name]
+    if name == "linear_attn_config":
+        inner = keys.nested(name)
+        given = [] if inner is None else inner.values.get("full_attn_layers")
+        fine = is_list(given) and all(type(each) is int and 0 < each <= count for each in given)
+        given = [each - 1 for each in given] if fine else given
+    flags = is_list(given) and name in ("attn_type_list", "hybrid_layer_pattern")
+    if flags:
+        fine = len(given) == count and all(each in (0, 1) for each in given)
+        given = [index for index, each in enumerate(given) if each == 1]
+    else:
+        fine = is_list(given) and all(type(each) is int and 0 <= each < count for each in given)
+    if not fine:
+        keys.fault(name, f"{shown(keys.values[name])} does not say it for {count} layers")
+        return [FULL] * count
+    return [kind if index in set(given) else other for index in range(count)]
+
+
+def _all_indexed(keys: Keys, _family: Family, count: int) -> list[str]:
+    """Choose keys by an indexer in every layer, unless ``index_topk`` is null."""
+    return [FULL if keys.values.get("index_topk", 0) is None else INDEXED] * count
+
+
+def _combined(_keys: Keys, _family: Family, count: int) -> list[str]:
+    return [next(iter(COMBINED))] * count
+
+
+def _blocks(keys: Keys, _family: Family, count: int) -> list[str]:
+    """Read ``block_configs``: an attention of each layer, which may be none or linear."""
+    if keys.given("block_configs") is None:
+        return [FULL] * count
+    blocks = attention_blocks(keys, count)
+    return [
+        "no_attention"
+        if each.get("no_op")
+        else "linear_layer"
+        if each.get("replace_with_linear")
+        else FULL
+        for each in blocks
+    ]
+
+
+def attention_blocks(keys: Keys, count: int) -> list[Mapping[str, Any]]:
+    """Return the ``attention`` of each item of ``block_configs``; a fault if one has none."""
+    given: Any = keys.values.get("block_configs")
+    blocks = given if is_list(given) else []
+    found = [each.get("attention") for each in blocks if isinstance(each, Mapping)]
+    fine = [each for each in found if isinstance(each, Mapping)]
+    if len(fine) != count:
+        keys.fault("block_configs", f"does not hold the attention of {count} layers")
+        return [{}] * count
+    return fine
+
+
 PATTERNS: Mapping[PatternName, Callable[[Keys, Family, int], list[str]]] = {
     "full": _full,
     "all-slide": _all_slide,
@@ -223,5 +327,12 @@ PATTERNS: Mapping[PatternName, Callable[[Keys, Family, int], list[str]]] = {
     "linear-but-nth": _linear_but_nth,
     "jamba": _jamba,
     "types-required": _types_required,
+    "spelled": _spelled,
+    "spelled-or-full": lambda keys, family, count: (
+        _spelled(keys, family, count) if keys.given(*SPELLINGS) else [FULL] * count
+    ),
+    "indexed": _all_indexed,
+    "combined": _combined,
+    "blocks": _blocks,
 }
 """The rules by name, as the table of families refers to them."""

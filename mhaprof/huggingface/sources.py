@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mhaprof.errors import ConfigError, LocatedFault, MissingExtra, UsageError
+from mhaprof.huggingface.formats import refuse_weights
 from mhaprof.huggingface.keys import Locate, locator
 
 HUB_PREFIX = "hf:"
@@ -46,7 +47,8 @@ def read_config(reference: str) -> RawConfig:
         return _parsed(_from_hub(reference), source=reference)
     path = Path(reference)
     if path.is_dir():
-        path = path / "config.json"
+        inside = (path / name for name in ("config.json", "params.json", "open_clip_config.json"))
+        path = next((each for each in inside if each.exists()), path / "config.json")
     elif reference in preset_names() and not path.exists():
         return read_preset(reference)
     return _parsed(path, source=str(path))
@@ -67,6 +69,7 @@ MAX_CHARACTERS = 4 * 1024**2
 
 def _parsed(path: Path, *, source: str) -> RawConfig:
     try:
+        refuse_weights(path, source=source)
         with path.open(encoding="utf-8-sig") as file:
             text = file.read(MAX_CHARACTERS + 1)
     except OSError as error:

@@ -10,35 +10,45 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mhaprof.huggingface.facts import Facts, Heads, fact, layer_count, read_facts
+from mhaprof.huggingface.apart import apart
+from mhaprof.huggingface.facts import Facts, layer_count, layer_keys, read_facts
 from mhaprof.huggingface.family import Family, Image
 from mhaprof.huggingface.keys import Keys, is_list, shown
 from mhaprof.huggingface.patterns import (
     CHUNKED,
+    COMBINED,
     CROSS,
     EXPRESSIBLE,
+    FULL,
+    INDEXED,
     SLIDING,
     layer_types,
     type_key,
 )
+from mhaprof.huggingface.plan import LayersApart
 from mhaprof.spec import Phase
 
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """One layer: its name, the fields of its specs as sorted pairs, and what it caches."""
+    """Equal layers: their name, the fields of their specs as sorted pairs, what they cache."""
 
     name: str
-    index: int
+    indices: tuple[int, ...]
     spec: tuple[tuple[str, Any], ...]
     stored: tuple[tuple[str, Any], ...]
     cached: bool
     norm_biases: int
+    params_beside: int = 0
+    v_is_k: bool = False
+    built: int | None = None
 
     @property
     def identity(self) -> tuple[object, ...]:
         """Return what layers of the same kind share."""
-        return (self.name, self.spec, self.stored, self.cached, self.norm_biases)
+        return tuple(
+            value for name, value in vars(self).items() if name not in ("indices", "built")
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,10 +63,10 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """The layers of one stack, and the layers that are no softmax attention."""
+    """The layers of one stack, and what stands apart from softmax attention."""
 
     drafts: tuple[Draft, ...]
-    unsupported: tuple[tuple[int, str], ...]
+    apart: tuple[LayersApart, ...]
 
 
 def read_stack(
@@ -75,53 +85,48 @@ def read_stack(
     """
     count = layer_count(keys, family)
     if count is None:
-        read_facts(keys, family, 1, warnings)
-        return Stack(drafts=(), unsupported=())
-    facts = read_facts(keys, family, count, warnings)
+        read_facts(keys, family, FULL, warnings)
+        return Stack(drafts=(), apart=())
     types = layer_types(keys, family, count)
     crossing = keys.indices(family.cross_layers, count) if family.cross_layers else set()
     shared = _shared_layers(keys, family, types)
-    unsupported = tuple(
-        (index, word) for index, word in enumerate(types) if word not in EXPRESSIBLE
-    )
-    limits = _limits(keys, family, types, facts)
-    if facts is None or keys.faults:
-        return Stack(drafts=(), unsupported=unsupported)
+    equal: dict[tuple[int, str, bool, bool], list[int]] = {}
+    each = layer_keys(keys, family, types)
+    for index, (word, own) in enumerate(zip(types, each, strict=False)):
+        equal.setdefault((id(own), word, index in crossing, index in shared), []).append(index)
     drafts: list[Draft] = []
-    for index, (word, heads) in enumerate(zip(types, facts.heads, strict=False)):
-        if index in crossing:
-            drafts.append(_cross_draft(index, facts, heads, family, run, prefix))
+    for (_, word, crosses, reuses), found in equal.items():
+        own, indices = each[found[0]], tuple(found)
+        attends = word in EXPRESSIBLE or word in COMBINED or crosses
+        facts = read_facts(own, family, word, warnings) if attends else None
+        if facts is None:
             continue
-        if word not in EXPRESSIBLE:
-            continue
-        drafts.append(
-            _self_draft(
-                index, prefix + word, facts, heads, run, limits.get(word, {}), index in shared
-            )
-        )
-        if crosses_everywhere:
-            drafts.append(_cross_draft(index, facts, heads, family, run, prefix))
-    return Stack(drafts=tuple(drafts), unsupported=unsupported)
+        if not crosses:
+            limits = _limits(own, family, word, facts)
+            name = prefix + COMBINED.get(word, word)
+            drafts.append(_self_draft(indices, name, facts, family, run, limits, reuses))
+        if crosses or crosses_everywhere:
+            drafts.append(_cross_draft(indices, facts, family, run, prefix))
+    beside = apart(keys, family, types)
+    return Stack(drafts=() if keys.faults else tuple(drafts), apart=beside)
 
 
-def _limits(
-    keys: Keys, family: Family, types: Sequence[str], facts: Facts | None
-) -> Mapping[str, dict[str, int]]:
-    """Return the window of sliding layers and the chunk of chunked ones, as spec fields."""
-    limits: dict[str, dict[str, int]] = {}
-    if SLIDING in types:
-        window = facts.window if facts is not None else None
+def _limits(keys: Keys, family: Family, word: str, facts: Facts) -> dict[str, int]:
+    """Return the window of a sliding layer, the chunk of a chunked one, as spec fields.
+
+    Of an indexed layer, the window has as many keys as the indexer chooses: wherever they
+    lie, each query attends to so many.
+    """
+    if word == SLIDING:
         if keys.given(*family.window) is None:
             name = family.window[0]
             held = "is null" if name in keys.values else "is missing"
             keys.fault(name, f"{held}, and {type_key(keys)} has {SLIDING}")
-        elif window is not None:
-            limits[SLIDING] = {"window": window}
-    if CHUNKED in types:
-        chunk = keys.size("attention_chunk_size", required=True)
-        if chunk is not None:
-            limits[CHUNKED] = {"chunk": chunk}
-    return limits
+        return {} if facts.window is None else {"window": facts.window}
+    if word in (CHUNKED, INDEXED):
+        size = keys.size("attention_chunk_size" if word == CHUNKED else "index_topk", required=True)
+        return {} if size is None else {"chunk" if word == CHUNKED else "window": size}
+    return {}
 
 
 def _shared_layers(keys: Keys, family: Family, types: Sequence[str]) -> range:
@@ -146,19 +151,18 @@ def _shared_layers(keys: Keys, family: Family, types: Sequence[str]) -> range:
     return range(count - shared, count)
 
 
-def _pairs(fields: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+def pairs(fields: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """Return spec fields as a draft holds them: sorted, without those not given."""
     return tuple(sorted((name, value) for name, value in fields.items() if value is not None))
 
 
-def _shared_fields(facts: Facts, heads: Heads, run: Run) -> dict[str, Any]:
+def _shared_fields(facts: Facts, run: Run) -> dict[str, Any]:
     """Return the spec fields that self- and cross-attention have in common."""
     fields: dict[str, Any] = {
         "batch": run.batch,
         "phase": run.phase,
         "dim": facts.dim,
-        "heads": heads.heads,
-        "kv_heads": heads.kv_heads,
-        "head_dim": heads.head_dim,
+        **vars(facts.heads),
         "qkv_bias": facts.qkv_bias,
         "k_bias": facts.k_bias,
         "out_bias": facts.out_bias,
@@ -173,39 +177,41 @@ def _shared_fields(facts: Facts, heads: Heads, run: Run) -> dict[str, Any]:
 
 
 def _self_draft(
-    index: int,
+    indices: tuple[int, ...],
     name: str,
     facts: Facts,
-    heads: Heads,
+    family: Family,
     run: Run,
-    limits: Mapping[str, int],
+    limits: dict[str, int],
     shared: bool,
 ) -> Draft:
     """Draft a self-attention; in decode one token runs against ``run.tokens`` of cache."""
     decodes = run.phase == "decode"
-    fields = _shared_fields(facts, heads, run) | {
+    fields = _shared_fields(facts, run) | {
         "tokens": 1 if decodes else run.tokens,
         "kv_tokens": run.tokens,
         "causal": ("bottom-right" if decodes else "top-left") if facts.causal else "none",
         "kv_proj": not shared,
-        **limits,
     }
+    kept = {} if INDEXED in name else limits  # the indexer chooses anew: every key is kept
     return Draft(
         name=f"{name}, shared kv" if shared else name,
-        index=index,
-        spec=_pairs(fields),
-        stored=_pairs(fields),
-        cached=facts.causal and not shared,
-        norm_biases=_norm_biases(facts, heads),
+        indices=indices,
+        spec=pairs(fields | limits),
+        stored=pairs(fields | kept),
+        cached=facts.causal and family.cached and not shared,
+        norm_biases=_norm_biases(facts),
+        v_is_k=facts.v_is_k,
+        built=facts.built,
     )
 
 
 def _cross_draft(
-    index: int, facts: Facts, heads: Heads, family: Family, run: Run, prefix: str
+    indices: tuple[int, ...], facts: Facts, family: Family, run: Run, prefix: str
 ) -> Draft:
     """Draft a cross-attention; in decode its keys and values were projected in prefill."""
     decodes = run.phase == "decode"
-    fields = _shared_fields(facts, heads, run) | {
+    fields = _shared_fields(facts, run) | {
         "tokens": 1 if decodes else run.tokens,
         "kv_tokens": run.source_tokens or run.tokens,
         "causal": "none",
@@ -214,24 +220,19 @@ def _cross_draft(
         fields["qk_norm"] = family.cross_norm
     return Draft(
         name=prefix + CROSS,
-        index=index,
-        spec=_pairs(fields | {"kv_proj": not decodes}),
-        stored=_pairs(fields),
+        indices=indices,
+        spec=pairs(fields | {"kv_proj": not decodes}),
+        stored=pairs(fields),
         cached=True,
         norm_biases=0,
+        v_is_k=False,
+        built=None,
     )
 
 
-def _norm_biases(facts: Facts, heads: Heads) -> int:
+def _norm_biases(facts: Facts) -> int:
     """Count the biases of a LayerNorm on q and k, one for each of its weights."""
-    return 2 * heads.head_dim if facts.norm_bias else 0
-
-
-def is_causal(keys: Keys, family: Family) -> bool:
-    """Say whether a stack decodes, without reading its sizes."""
-    if family.bidirectional is not None and keys.flag(family.bidirectional):
-        return False
-    return fact(keys, family.causal)
+    return 2 * facts.heads.head_dim if facts.norm_bias else 0
 
 
 def image_tokens(keys: Keys, image: Image) -> int | None:

@@ -11,7 +11,7 @@ from typing import Any
 from mhaprof.errors import SpecError, UsageError
 from mhaprof.huggingface.plan import LayerKind, ModelPlan
 from mhaprof.spec import AttentionSpec
-from mhaprof.units import DTYPE_BYTES, DTYPE_WORDS
+from mhaprof.units import CACHE_BITS, DTYPE_WORDS
 
 SIZES = (
     "batch",
@@ -73,8 +73,8 @@ def parse_change(text: str) -> Change:
         name, _, value = part.partition("=")
         if name == "cache_dtype":
             cache_dtype = DTYPE_WORDS.get(value, value)
-            if cache_dtype not in DTYPE_BYTES:
-                raise UsageError(f"--what-if {part}: not one of {', '.join(DTYPE_BYTES)}")
+            if cache_dtype not in CACHE_BITS:
+                raise UsageError(f"--what-if {part}: not one of {', '.join(CACHE_BITS)}")
         elif name in SIZES:
             fields[name] = _size(name, value)
         else:

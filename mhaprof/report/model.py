@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mhaprof.huggingface.cost import Cost, ModelCost
-from mhaprof.huggingface.plan import ranges
+from mhaprof.huggingface.plan import LayersApart, ranges
 from mhaprof.report.tabular import SPEC_COLUMNS, Row
 from mhaprof.report.view import Column, View, count, number, text
-from mhaprof.units import format_bytes, format_percent, format_ratio
+from mhaprof.units import DTYPE_BYTES, format_bytes, format_percent, format_ratio
 
 COST_COLUMNS = (
     "macs",
@@ -26,6 +26,7 @@ COST_COLUMNS = (
     "kv_bytes_per_token",
     "kv_cache_bytes",
     "kv_cache_bytes_full",
+    "state_bytes",
     "arithmetic_intensity",
 )
 
@@ -40,6 +41,7 @@ COLUMNS = (
     "layers_missing",
     *SPEC_COLUMNS,
     "cache_dtype",
+    "cache_scales",
     *COST_COLUMNS,
 )
 """The columns of a model's rows; in a row of role ``layer`` all counts are of one layer."""
@@ -56,6 +58,7 @@ def model_rows(cost: ModelCost, *, what_if: str | None = None) -> list[Row]:
         "model_type": plan.model_type,
         "what_if": what_if,
         "cache_dtype": cost.cache_dtype,
+        "cache_scales": cost.cache_scales,
     }
     rows: list[Row] = []
     for kind, each in zip(plan.kinds, cost.kinds, strict=True):
@@ -64,6 +67,7 @@ def model_rows(cost: ModelCost, *, what_if: str | None = None) -> list[Row]:
         row.update(name=kind.name, role="layer", layer_indices=ranges(kind.indices))
         row.update(_costs(each))
         rows.append(row)
+    rows += [dict.fromkeys(COLUMNS) | shared | _apart(each, cost) for each in plan.apart]
     total: Row = dict.fromkeys(COLUMNS) | shared
     total.update(name="model", role="total", layers_missing=plan.layers_missing)
     total.update(_costs(cost.total))
@@ -73,12 +77,26 @@ def model_rows(cost: ModelCost, *, what_if: str | None = None) -> list[Row]:
 
 
 def _costs(cost: Cost) -> Row:
-    return {"layers": cost.layers} | {name: getattr(cost, name) for name in COST_COLUMNS}
+    costs = {name: getattr(cost, name) for name in COST_COLUMNS if name != "state_bytes"}
+    return {"layers": cost.layers} | costs
+
+
+def _apart(layers: LayersApart, cost: ModelCost) -> Row:
+    """Return what is stated of layers apart from softmax attention, for one of them."""
+    width, spec = DTYPE_BYTES[cost.cache_dtype], cost.plan.kinds[0].spec
+    row: Row = {"name": layers.name, "role": "apart", "layers": len(layers.indices)}
+    row |= {"layer_indices": ranges(layers.indices), "batch": spec.batch, "phase": spec.phase}
+    if layers.state_elements is not None:
+        row["state_bytes"] = spec.batch * layers.state_elements * width
+    if layers.token_elements:
+        row["kv_bytes_per_token"] = layers.token_elements * width
+        row["kv_cache_bytes"] = spec.batch * spec.kv_tokens * layers.token_elements * width
+    return row | ({"params": layers.params} if layers.params else {})
 
 
 def _common(rows: Sequence[Row], field: str) -> object:
     """Return the value that all rows share, or None."""
-    values = {row[field] for row in rows}
+    values = {row[field] for row in rows if row["role"] == "layer"}
     return values.pop() if len(values) == 1 else None
 
 
@@ -129,6 +147,7 @@ def _columns() -> list[Column]:
         count("KV bytes/token", "kv_bytes_per_token"),
         number("KV cache", "kv_cache_bytes", format_bytes),
         number("without window", "kv_cache_bytes_full", format_bytes),
+        number("state", "state_bytes", format_bytes),
         number("FLOPs/byte", "arithmetic_intensity", lambda value: f"{value:.1f}"),
     ]
 

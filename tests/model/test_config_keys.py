@@ -14,7 +14,6 @@ from mhaprof import formulas
 from mhaprof.errors import ConfigError, UsageError
 from mhaprof.huggingface import ModelPlan, layers_of
 from mhaprof.huggingface.sources import preset_names, read_config, read_preset
-from mhaprof.huggingface.unknown import AMBIGUOUS_KEYS
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -23,6 +22,7 @@ LLAMA: dict[str, Any] = {
     "num_key_value_heads": 2,
     "num_hidden_layers": 4,
 }
+OLMO = {"model_type": "olmo"}  # of whose class no sizes are known
 GEMMA2 = LLAMA | {"model_type": "gemma2", "head_dim": 16, "sliding_window": 8}
 LATENT = {
     "model_type": "deepseek_v3",
@@ -147,7 +147,7 @@ def test_every_missing_key_is_named_at_once() -> None:
             "attn_layer_offset",
             "2 is not a whole number below 2",
         ),
-        ({"model_type": "llava", "text_config": {"model_type": "llama"}},
+        ({"model_type": "llava", "text_config": {"model_type": "olmo"}},
          "text_config.hidden_size", "is missing"),
         ({"model_type": "encoder-decoder", "encoder": LLAMA}, "decoder", "is missing"),
     ],
@@ -177,7 +177,9 @@ def test_a_fault_in_a_file_has_its_line_and_column(tmp_path: Path) -> None:
 
 def test_a_missing_key_is_located_where_its_object_begins(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({"a": [{"b": 1}], "text_config": without(LLAMA, "hidden_size")}))
+    path.write_text(
+        json.dumps({"a": [{"b": 1}], "text_config": without(LLAMA, "hidden_size") | OLMO})
+    )
     raw = read_config(str(path))
     with pytest.raises(ConfigError, match=r"config\.json:1:19: text_config\.hidden_size"):
         layers_of(raw.values, source=raw.source, locate=raw.locate)
@@ -264,8 +266,15 @@ PRESETS = {name: dict(read_preset(name).values) for name in preset_names()}
 
 
 KNOWN = {key for config in PRESETS.values() for key in config} | set(EXTRA_KEYS)
-KNOWN |= {"no_rope_layer_interval", "qk_head_dim", "num_decoder_layers", "encoder", "decoder"}
-KNOWN |= set(AMBIGUOUS_KEYS) | {"layers_block_type", "is_encoder_decoder"}
+KNOWN |= {
+    "layers_block_type",
+    "is_encoder_decoder",
+    "no_rope_layer_interval",
+    "qk_head_dim",
+    "num_decoder_layers",
+    "encoder",
+    "decoder",
+}
 
 
 @st.composite

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +19,8 @@ from ruamel.yaml import YAML
 
 from mhaprof import formulas
 from mhaprof.huggingface import layers_of
-from mhaprof.huggingface.families import FAMILIES, SEQ2SEQ
 from mhaprof.huggingface.plan import LayerKind
+from mhaprof.huggingface.towers import row_of, said_types, seq2seq_rows
 
 torch = pytest.importorskip("torch")
 
@@ -152,13 +154,13 @@ def test_parameters_are_those_of_the_module_that_transformers_builds(
 def test_layers_alternate_as_the_config_class_of_transformers_says(
     one: Case, config_of: Any
 ) -> None:
-    if one.model_type in SEQ2SEQ or "cross_attention_layers" in one.raw:
+    if one.model_type in seq2seq_rows() or "cross_attention_layers" in one.raw:
         expected = []
     else:
         expected = types_of(config_of(one))
     plan = layers_of(one.raw, tokens=24, kv_tokens=20, partial=True)
     got = {index: kind.name.split(",")[0] for kind in plan.kinds for index in kind.indices} | {
-        index: layers.name for layers in plan.missing for index in layers.indices
+        index: layers.name for layers in plan.apart for index in layers.indices
     }
     assert [WORDS.get(got[index], got[index]) for index in range(len(expected))] == expected
 
@@ -236,11 +238,26 @@ def test_macs_are_those_that_torch_counts_in_the_module(one: Case, config_of: An
     assert counter.get_total_flops() == 2 * expected
 
 
+OTHER_NAMES = {"mluke", "kimi_k2", "RefinedWeb", "RefinedWebModel", "nemotron-nas", "MiniMaxText01"}
+"""Other names of a family that has a case."""
+
+
 def test_every_family_of_the_table_has_a_case() -> None:
     covered = {one.model_type for one in CASES} | set(ALIASES)
-    assert set(FAMILIES) | set(SEQ2SEQ) == covered
+    files = Path(__file__).with_name("configs").glob("*.json")
+    covered |= set(re.findall(r'"model_type": "([^"]+)"', " ".join(map(Path.read_text, files))))
+    walked = Path(__file__).parents[1] / "foreign" / "every_model_type.yaml"
+    covered |= set(YAML(typ="safe", pure=True).load(walked))
+    assert said_types() | set(seq2seq_rows()) <= covered | OTHER_NAMES
 
 
 def test_an_alias_is_read_as_the_family_it_stands_for() -> None:
     for name, real in ALIASES.items():
-        assert FAMILIES[name] is FAMILIES[real], name
+        assert row_of(name).family == row_of(real).family, name
+
+
+@pytest.mark.parametrize("one", each(CASES))
+def test_a_file_saved_anew_by_transformers_gives_the_same_answer(one: Case, config_of: Any) -> None:
+    saved = json.loads(json.dumps(config_of(one).to_dict()))
+    as_it_was = layers_of(one.raw, tokens=24, kv_tokens=20, partial=True)
+    assert layers_of(saved, tokens=24, kv_tokens=20, partial=True).kinds == as_it_was.kinds

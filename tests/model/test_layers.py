@@ -201,14 +201,12 @@ def test_cross_attention_layers_replace_self_attention() -> None:
     assert plan.kinds[1].spec.qk_norm == "per-head"
 
 
-def test_partial_leaves_linear_layers_out_and_counts_them() -> None:
+def test_linear_layers_stand_apart_and_are_counted() -> None:
     config = LLAMA | {"model_type": "qwen3_next", "head_dim": 16, "num_hidden_layers": 8}
-    with pytest.raises(UsageError, match="linear_attention"):
-        layers_of(config)
-    plan = layers_of(config, partial=True)
+    plan = layers_of(config)
     assert plan.kinds[0].indices == (3, 7)
     assert plan.kinds[0].spec.output_gate == "elementwise"
-    assert [(each.name, each.indices) for each in plan.missing] == [
+    assert [(each.name, each.indices) for each in plan.apart] == [
         ("linear_attention", (0, 1, 2, 4, 5, 6))
     ]
     with pytest.raises(UsageError, match="left out"):
@@ -217,7 +215,9 @@ def test_partial_leaves_linear_layers_out_and_counts_them() -> None:
 
 def test_a_file_without_any_layer_left_is_refused_even_if_partial() -> None:
     with pytest.raises(UsageError, match="no layer is left"):
-        layers_of(LLAMA | {"layer_types": ["mamba"] * 4}, partial=True)
+        layers_of(LLAMA | {"layer_types": ["retention"] * 4}, partial=True)
+    with pytest.raises(UsageError, match="mamba: no layer is left"):
+        layers_of(LLAMA | {"layer_types": ["mamba"] * 4})
 
 
 def test_an_unknown_model_type_works_and_says_what_was_assumed() -> None:
@@ -338,3 +338,107 @@ def test_the_last_layer_of_a_lettered_pattern_attends_fully() -> None:
         "sliding_attention": (0, 1, 3),
         "full_attention": (2, 4),
     }
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_attention_heads_per_layer", [4, 4, 2, 2]),
+        ("hidden_size_per_head", 32),
+        ("v_head_dim", 8),
+        ("swa_head_dim", 8),
+        ("bias", True),
+        ("sparse_block_size", 64),
+        ("kv_n_heads", 2),
+        ("attn_config", {"kv_n_heads": 2}),
+        ("is_encoder_decoder", True),
+        ("index_topk", 64),
+        ("full_attention_interval", 4),
+        ("hybrid_override_pattern", "M*M*"),
+        ("attention_sinks", True),
+    ],
+)
+def test_a_key_that_an_unknown_family_might_read_is_refused_unless_it_is_ignored(
+    key: str, value: Any
+) -> None:
+    config = LLAMA | {"model_type": "brandnew"}
+    with pytest.raises(UsageError, match=f"{key}: .*--assume {key}=ignored goes on") as caught:
+        layers_of(config | {key: value})
+    assert caught.value.exit_code == 2
+    plan = layers_of(config | {key: value}, ignored=[key])
+    assert plan.kinds == layers_of(config).kinds
+    assert f"{key} is ignored, as was asked" in plan.warnings
+    assert layers_of(config | {key: None}).kinds == plan.kinds
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["attention_dropout", "moe_router_bias", "rope_scaling", "initializer_range", "mlp_bias"],
+)
+def test_a_key_that_does_not_change_the_attention_is_not_asked_about(key: str) -> None:
+    config = LLAMA | {"model_type": "brandnew"}
+    assert layers_of(config | {key: 1}).kinds == layers_of(config).kinds
+
+
+def test_a_key_to_ignore_that_is_not_there_is_refused() -> None:
+    with pytest.raises(UsageError, match="swa_head_dim: no such key to ignore"):
+        layers_of(LLAMA, ignored=["swa_head_dim"])
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize("types", [["retention", "full_attention"] * 2, ["retention"] * 4])
+def test_partial_is_advised_exactly_where_it_works(types: list[str], phase: Any) -> None:
+    config = LLAMA | {"model_type": "brandnew", "layer_types": types}
+    with pytest.raises(UsageError, match="retention is not attention") as caught:
+        layers_of(config, phase=phase)
+    if "--partial" in str(caught.value):
+        assert layers_of(config, phase=phase, partial=True).layers == 2
+    else:
+        with pytest.raises(UsageError, match="no layer is left"):
+            layers_of(config, phase=phase, partial=True)
+
+
+@pytest.mark.parametrize(
+    ("more", "causal"),
+    [
+        ({}, "top-left"),
+        ({"is_causal": False}, "none"),
+        ({"is_decoder": False}, "none"),
+        ({"is_decoder": False, "architectures": ["NewForCausalLM"]}, "top-left"),
+        ({"architectures": ["NewForMaskedLM"]}, "none"),
+        ({"architectures": ["NewEncoderModel"]}, "none"),
+    ],
+)
+def test_an_encoder_that_says_so_is_not_causal_and_keeps_no_cache(
+    more: dict[str, Any], causal: str
+) -> None:
+    plan = layers_of(LLAMA | {"model_type": "brandnew"} | more, tokens=32)
+    assert plan.kinds[0].spec.causal == causal
+    assert plan.kinds[0].cached == (causal != "none")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"4": {"head_dim": 8}}, '"4" is no layer below 4'),
+        ({"x": {}}, "is no layer below 4"),
+        ({"1": 8}, "is no layer below 4"),
+        ([8], "is no layer below 4"),
+        ({"1": {"skip": ["attention"]}}, "layer 1 skips"),
+        ({"1": {"num_attention_groups": 1}}, "num_attention_groups of layer 1 is not known"),
+        ({"1": {"num_key_value_heads": 3}}, "num_key_value_heads: 3 does not divide"),
+        ({"1": {"head_dim": "wide"}}, 'head_dim: "wide" is not'),
+    ],
+)
+def test_a_per_layer_config_that_cannot_be_meant_is_refused(given: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        layers_of(LLAMA | {"per_layer_config": given})
+
+
+def test_a_shared_layer_has_its_parameters_once_and_is_applied_often() -> None:
+    config = LLAMA | {"model_type": "albert", "num_hidden_layers": 12}
+    one = cost_of(layers_of(config | {"num_hidden_layers": 1, "num_hidden_groups": 1}, tokens=8))
+    many = cost_of(layers_of(config | {"num_hidden_groups": 1}, tokens=8))
+    groups = cost_of(layers_of(config | {"num_hidden_groups": 3}, tokens=8))
+    assert (many.total.params, many.total.macs) == (one.total.params, 12 * one.total.macs)
+    assert (groups.total.params, groups.total.layers) == (3 * one.total.params, 12)

@@ -93,18 +93,34 @@ def test_a_fault_is_one_line_with_its_place_and_exit_2(
     assert ran.err == said
 
 
-def test_linear_attention_is_refused_unless_partial(
+def test_linear_attention_is_stated_beside_the_count_with_its_state(
     mhaprof: Any, config: Callable[..., Path]
 ) -> None:
     types = ["linear_attention"] * 24 + ["full_attention"] * 8
+    sizes = {"linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_conv_kernel_dim": 4}
+    sizes |= {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
+    path = config(model_type="qwen3_next", head_dim=256, layer_types=types, **sizes)
+    for more in ((), ("--partial",), ("--tokens", "9999")):
+        ran = mhaprof("model", path, "--format", "json", *more)
+        assert ran.code == 0
+        _, apart, total = ran.rows
+        assert (total["layers"], total["layers_missing"], total["state_bytes"]) == (8, 24, None)
+        assert (apart["role"], apart["name"], apart["layers"]) == ("apart", "linear_attention", 24)
+        assert apart["state_bytes"] == 2 * (32 * 128 * 128 + 4 * (2 * 16 + 32) * 128)
+        assert "24 layers of linear_attention are no softmax attention and not in" in ran.err
+
+
+def test_layers_of_which_nothing_is_known_are_refused_unless_partial(
+    mhaprof: Any, config: Callable[..., Path]
+) -> None:
+    types = ["retention"] * 24 + ["full_attention"] * 8
     path = config(model_type="qwen3_next", head_dim=256, layer_types=types)
     ran = mhaprof("model", path)
     assert ran.code == 2
-    assert "layer_types: linear_attention" in ran.err
+    assert "layer_types: retention is not" in ran.err
     partial = mhaprof("model", path, "--partial", "--format", "json")
-    assert partial.code == 0
-    assert (partial.rows[-1]["layers"], partial.rows[-1]["layers_missing"]) == (8, 24)
-    assert "24 layers of linear_attention are left out" in partial.err
+    assert (partial.code, partial.rows[-1]["layers"]) == (0, 8)
+    assert "24 layers of retention are left out" in partial.err
 
 
 def test_an_unknown_family_warns_on_standard_error_and_in_json(
@@ -213,7 +229,8 @@ def test_each_distinct_kind_of_layer_is_a_point_to_measure() -> None:
     from mhaprof.errors import UsageError
 
     asked = {"model": None, "preset": "gemma-2-27b", "layer": None, "part": "text"}
-    choice = ModelFlags.collect(asked | {"partial": False})
+    asked |= {"partial": False, "assume": None}
+    choice = ModelFlags.collect(asked)
     points = choice.planned({"tokens": [64, 128], "batch": [2]})
     assert [(point.name, point.spec.tokens, point.spec.batch) for point in points] == [
         ("sliding_attention tokens=64", 64, 2),
@@ -223,13 +240,12 @@ def test_each_distinct_kind_of_layer_is_a_point_to_measure() -> None:
     ]
     with pytest.raises(UsageError, match="--qkv-bias is what the model's file says"):
         choice.planned({"qkv_bias": [True]})
-    one = ModelFlags.collect(asked | {"partial": False, "layer": 1})
+    one = ModelFlags.collect(asked | {"layer": 1})
     assert [point.name for point in one.planned({"tokens": [64]})] == ["full_attention"]
-    far = ModelFlags.collect(asked | {"partial": False, "layer": 46})
+    far = ModelFlags.collect(asked | {"layer": 46})
     with pytest.raises(UsageError, match="no layer 46; the last one is 45"):
         far.planned({})
-    nothing = {"model": None, "preset": None, "layer": None, "part": "text", "partial": False}
-    assert ModelFlags.collect(nothing) is None
+    assert ModelFlags.collect(asked | {"preset": None}) is None
 
 
 def test_a_preset_is_found_by_its_bare_name_and_a_list_makes_a_table_each(mhaprof: Any) -> None:

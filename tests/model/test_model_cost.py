@@ -10,6 +10,7 @@ from mhaprof import formulas
 from mhaprof.errors import UsageError
 from mhaprof.huggingface import ModelPlan, layers_of
 from mhaprof.huggingface.cost import cost_of
+from mhaprof.huggingface.facts import read_facts
 from mhaprof.huggingface.sources import read_preset
 from mhaprof.huggingface.what_if import changed, parse_changes
 
@@ -186,3 +187,49 @@ def test_a_what_if_that_cannot_be_meant_is_refused(preset: str, text: str, said:
         what_if(preset_plan(preset), text)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_layers_that_share_keys_and_values_read_what_their_window_keeps_of_them() -> None:
+    cost = cost_of(preset_plan("gemma-3n-e4b", phase="decode", tokens=32768))
+    intensity = {
+        kind.name: round(each.arithmetic_intensity, 3)
+        for kind, each in zip(cost.plan.kinds, cost.kinds, strict=True)
+    }
+    assert intensity["sliding_attention, shared kv"] == 1.176
+    assert intensity["full_attention, shared kv"] == 3.4
+    assert round(cost.total.arithmetic_intensity, 2) == 2.28
+
+
+def test_the_one_token_of_decode_sees_the_whole_cache() -> None:
+    (kind,) = cost_of(preset_plan("llama-3-8b", phase="decode", tokens=8192)).kinds
+    projections, core = 4096 * 128 * (2 * 32 + 2 * 8), 2 * 32 * 128 * 8192
+    assert kind.macs_exact == kind.macs == projections + core == 109051904
+
+
+def test_keys_that_are_the_values_too_are_projected_once() -> None:
+    config = SMALL | {"model_type": "gemma4_text", "sliding_window": 5, "num_kv_shared_layers": 0}
+    config |= {"layer_types": ["sliding_attention", "full_attention"] * 2, "global_head_dim": 8}
+    apart = layers_of(config | {"attention_k_eq_v": False}, tokens=10)
+    same = layers_of(config | {"attention_k_eq_v": True}, tokens=10)
+    assert [kind.spec for kind in same.kinds] == [kind.spec for kind in apart.kinds]
+    sliding, full = zip(cost_of(apart).kinds, cost_of(same).kinds, strict=True)
+    assert sliding[0] == sliding[1]
+    saved = 12 * 2 * 8
+    assert full[0].params - full[1].params == saved
+    assert full[0].macs - full[1].macs == full[0].macs_exact - full[1].macs_exact == 10 * saved
+    assert full[0].moved_bytes - full[1].moved_bytes == 2 * saved
+    assert full[0].kv_bytes_per_token == full[1].kv_bytes_per_token
+    assert any("keys are the values too" in warning for warning in same.warnings)
+
+
+def test_equal_layers_are_read_once_however_many_there_are(monkeypatch: Any) -> None:
+    read: list[str] = []
+
+    def counting(*arguments: Any) -> Any:
+        read.append(arguments[2])
+        return read_facts(*arguments)
+
+    monkeypatch.setattr("mhaprof.huggingface.stack.read_facts", counting)
+    plan = layers_of(NARROW | {"num_hidden_layers": 2000}, tokens=64)
+    assert read == ["sliding_attention", "full_attention"]
+    assert [kind.count for kind in plan.kinds] == [1000, 1000]

@@ -148,10 +148,19 @@ def test_a_published_model_has_its_published_numbers(name: str) -> None:
     assert cost.total.kv_bytes_per_token == expected
 
 
-def test_linear_attention_is_refused_naming_the_key_and_the_type() -> None:
-    types = ["linear_attention"] * 3 + ["full_attention"]
-    with pytest.raises(UsageError, match=r"layer_types: linear_attention") as caught:
-        layers_of({"model_type": "qwen3_next", "layer_types": types})
+SMALL_QWEN = {
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "num_hidden_layers": 4,
+}
+
+
+def test_unknown_layers_are_refused_naming_the_key_and_the_type() -> None:
+    types = ["retention"] * 3 + ["full_attention"]
+    with pytest.raises(UsageError, match=r"layer_types: retention") as caught:
+        layers_of({"model_type": "qwen3_next", "layer_types": types} | SMALL_QWEN)
     assert caught.value.exit_code == 2
 
 
