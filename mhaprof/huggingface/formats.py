@@ -48,31 +48,35 @@ def translated(config: Mapping[str, Any], *, source: str) -> tuple[Mapping[str, 
     Raises UsageError for a file that describes no attention (an adapter, a tokenizer):
     what it is, and what to give instead; and for a key that is not known to be harmless.
     """
-    if isinstance(config.get("pretrained_cfg", config.get("architecture")), str | Mapping):
+    named = isinstance(config.get("architecture"), str)
+    if "model_type" in config and not named and not {"peft_type", "model_cfg"} & set(config):
+        return config, []
+    if named and ("pretrained_cfg" in config or config.get("model_type") in (None, "timm_wrapper")):
         return _timm(config, source)
     if "model_cfg" in config or {"vision_cfg", "text_cfg"} <= set(config):
         return _open_clip(config, source)
-    if str(config.get("_class_name")) in _facts()["diffusers"]:
-        return config, []
-    if "_class_name" in config and "model_type" not in config:
+    if "_class_name" in config and str(config["_class_name"]) not in _facts()["diffusers"]:
         known = ", ".join(_facts()["diffusers"])
         raise UsageError(
             f"{source}: _class_name: {shown(config['_class_name'])} of diffusers is not a "
             f"transformer that mhaprof reads ({known}); of a pipeline give "
             "transformer/config.json"
         )
-    if "model_type" in config and "peft_type" not in config:
-        return config, []
     for row in _facts()["translations"]:
-        if set(row["keys"]) <= set(config):
+        if set(row["keys"]) <= set(config) and "model_type" not in config:
             return _renamed(config, row, source)
-    for row in _facts()["strangers"]:
-        if set(row["keys"]) <= set(config) and not {"hidden_size", "n_embd", "d_model"} & set(
-            config
-        ):
+    if "model_type" not in config or "peft_type" in config:
+        _refuse_stranger(config, source)
+    return config, []
+
+
+def _refuse_stranger(config: Mapping[str, Any], source: str) -> None:
+    """Raise UsageError for a file that goes beside a model's config.json."""
+    sized = {"hidden_size", "n_embd", "d_model"} & set(config)
+    for row in () if sized else _facts()["strangers"]:
+        if set(row["keys"]) <= set(config):
             what = re.sub(r"\{(\w+)\}", lambda name: shown(config.get(name[1])), row["what"])
             raise UsageError(f"{source}: is {what}; give {row['give']}")
-    return config, []
 
 
 def _renamed(

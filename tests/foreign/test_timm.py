@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mhaprof import AttentionSpec, count_flops, formulas
+from mhaprof.huggingface import layers_of
 
 
 def on_meta(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -116,3 +117,29 @@ def test_other_attention_of_timm_counts_its_closed_form(timm: Any) -> None:
             talking = 2 * 2 * 50 * 50 * 6 * 6 if name == "TalkingHeadAttn" else 0
             assert counted.macs == formulas.total_macs(spec) + talking, name
             assert counted.fvcore_macs == counted.torch_macs, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vit_tiny_patch16_224",
+        "vit_small_patch32_384",
+        "vit_base_patch16_224",
+        "vit_large_patch14_clip_336",
+        "vit_huge_patch14_224",
+        "vit_giant_patch14_224",
+        "vit_gigantic_patch14_clip_224",
+        "deit_small_patch16_224",
+        "deit_base_distilled_patch16_384",
+    ],
+)
+def test_a_config_of_timm_is_read_as_the_model_that_timm_builds(timm: Any, name: str) -> None:
+    with torch.device("meta"):
+        model = timm.create_model(name)
+    config = {"architecture": name, "num_features": model.num_features, "pretrained_cfg": {}}
+    (kind,) = layers_of(config).kinds
+    blocks = [block.attn for block in model.blocks]
+    learned = {sum(parameter.numel() for parameter in attn.parameters()) for attn in blocks}
+    assert (kind.count, {kind.params.projections}) == (len(blocks), learned)
+    assert (kind.spec.heads, kind.spec.tokens) == (blocks[0].num_heads, model.pos_embed.shape[1])
