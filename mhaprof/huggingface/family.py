@@ -66,7 +66,8 @@ class Family:
     ``latent`` families have ranks in place of kv_heads and head_dim.
 
     ``pattern`` names how layers alternate when the file has no ``layer_types``: see
-    ``patterns.py``.  ``half_window``: the key counts both sides of a bidirectional window.  ``bidirectional``
+    ``patterns.py``.
+    ``half_window``: the key counts both sides of a bidirectional window.  ``bidirectional``
     names the flag that turns the causal mask off (and halves the window).  ``kv_shared``
     names how many last layers reuse an earlier layer's keys and values, ``cross_layers``
     the list of layers that attend to another sequence, with ``cross_norm``.
