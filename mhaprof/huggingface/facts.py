@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mhaprof.huggingface.family import Fact, Family, Names
+from mhaprof.huggingface.family import Fact, Family
 from mhaprof.huggingface.keys import MAX_LAYERS, Keys, is_list, shown
 from mhaprof.huggingface.patterns import INDEXED, SLIDING, TYPE_KEYS, attention_blocks
 from mhaprof.huggingface.unknown import is_read
@@ -177,7 +177,8 @@ def read_facts(keys: Keys, family: Family, word: str, warnings: list[str]) -> Fa
     latent = _latent(keys, family) if family.latent else None
     heads = _heads(keys, family, dim, latent, warnings)
     causal = is_causal(keys, family)
-    window = _window(keys, family, word)
+    slides = word == SLIDING and keys.given(*family.window)
+    window = keys.size(*family.window) if slides else None
     if window is not None and (family.half_window or _is_bidirectional(keys, family)):
         window = window // 2 + 1
     has_norm = family.norm.kind != "none" and fact(keys, family.norm.given)
@@ -204,11 +205,6 @@ def read_facts(keys: Keys, family: Family, word: str, warnings: list[str]) -> Fa
         v_is_k=word != SLIDING and family.v_is_k is not None and keys.flag(family.v_is_k),
         built=_built(keys, family),
     )
-
-
-def _window(keys: Keys, family: Family, word: str) -> int | None:
-    """Return the window of a layer that slides; a file may say none by 0."""
-    return keys.size(*family.window) if word == SLIDING and keys.given(*family.window) else None
 
 
 def _built(keys: Keys, family: Family) -> int | None:
@@ -287,7 +283,8 @@ def _kv_heads(keys: Keys, family: Family, heads: int) -> int | None:
         if not grouped:
             return 1 if shared else heads
     if family.kv_group is not None:
-        return _grouped(keys, family.kv_group, family.kv_heads, heads)
+        empty = Keys(values={}, path=(*keys.path, family.kv_group), faults=keys.faults)
+        keys = keys.nested(family.kv_group) or empty
     if keys.given(*family.kv_heads) is not None:
         return keys.size(*family.kv_heads)
     if family.kv_heads_required and family.kv_heads[0] not in keys.values:
@@ -297,12 +294,6 @@ def _kv_heads(keys: Keys, family: Family, heads: int) -> int | None:
         )
         return None
     return heads
-
-
-def _grouped(keys: Keys, group: str, names: Names, heads: int) -> int | None:
-    """Return the key/value heads that an object beside the sizes holds (``attn_config``)."""
-    inner = keys.nested(group)
-    return heads if inner is None or inner.given(*names) is None else inner.size(*names)
 
 
 def _head_dim(

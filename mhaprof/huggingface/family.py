@@ -25,28 +25,6 @@ Fact = bool | Key
 KvRule = Literal["key", "heads", "multi-query", "falcon"]
 """Where kv_heads comes from: a key, always heads, 1 if ``multi_query``, or falcon's rule."""
 
-PatternName = Literal[
-    "full",
-    "all-slide",
-    "every-nth-full",
-    "first-of-n-full",
-    "slide-by-flag",
-    "all-slide-by-flag",
-    "flag-needs-types",
-    "chunk-by-rope",
-    "slide-by-rope",
-    "attention-types",
-    "linear-but-nth",
-    "jamba",
-    "types-required",
-    "spelled",
-    "spelled-or-full",
-    "indexed",
-    "combined",
-    "blocks",
-]
-"""How layers alternate when the file has no ``layer_types``; see ``patterns.py``."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
@@ -87,6 +65,8 @@ class Family:
     code does not derive the number, so that a file without it cannot be believed.
     ``latent`` families have ranks in place of kv_heads and head_dim.
 
+    ``pattern`` names how layers alternate when the file has no ``layer_types``: see
+    ``patterns.py``.
     ``half_window``: the key counts both sides of a bidirectional window.  ``bidirectional``
     names the flag that turns the causal mask off (and halves the window).  ``kv_shared``
     names how many last layers reuse an earlier layer's keys and values, ``cross_layers``
@@ -119,7 +99,7 @@ class Family:
     softcap: str | None = None
     latent: bool = False
     causal: Fact = True
-    pattern: PatternName = "full"
+    pattern: str = "full"
     period: int = 0
     period_names: Names = ()
     window: Names = ("sliding_window",)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mhaprof.huggingface.family import Family, PatternName
+from mhaprof.huggingface.family import Family
 from mhaprof.huggingface.keys import Keys, is_list, shown
 
 FULL = "full_attention"
@@ -313,7 +313,7 @@ def attention_blocks(keys: Keys, count: int) -> list[Mapping[str, Any]]:
     return fine
 
 
-PATTERNS: Mapping[PatternName, Callable[[Keys, Family, int], list[str]]] = {
+PATTERNS: Mapping[str, Callable[[Keys, Family, int], list[str]]] = {
     "full": _full,
     "all-slide": _all_slide,
     "every-nth-full": _every_nth_full,

@@ -171,6 +171,7 @@ _METRICS = (
 
 def _change_view(rows: Sequence[Row]) -> View:
     """Set each number of each what-if beside the number as it is, with their ratio."""
+    rows = [row for row in rows if row["role"] != "apart"]  # what no change of sizes reaches
     changes = list(dict.fromkeys(row["what_if"] for row in rows))
     groups = [[row for row in rows if row["what_if"] == change] for change in changes]
     lines: list[Row] = []

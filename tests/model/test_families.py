@@ -19,6 +19,7 @@ from ruamel.yaml import YAML
 
 from mhaprof import formulas
 from mhaprof.huggingface import layers_of
+from mhaprof.huggingface.patterns import PATTERNS
 from mhaprof.huggingface.plan import LayerKind
 from mhaprof.huggingface.towers import row_of, said_types, seq2seq_rows
 
@@ -236,6 +237,14 @@ def test_macs_are_those_that_torch_counts_in_the_module(one: Case, config_of: An
     spec = kind.spec.replace(tokens=LENGTH, kv_tokens=LENGTH)
     expected = formulas.total_macs(spec) - BATCH * LENGTH * out_proj
     assert counter.get_total_flops() == 2 * expected
+
+
+def test_every_row_names_a_pattern_that_there_is() -> None:
+    rows = [row_of(name) for name in said_types()]
+    families = [row.family for row in rows if row is not None]
+    for pair in seq2seq_rows().values():
+        families += [pair.encoder, pair.decoder]
+    assert {family.pattern for family in families} <= set(PATTERNS)
 
 
 OTHER_NAMES = {"mluke", "kimi_k2", "RefinedWeb", "RefinedWebModel", "nemotron-nas", "MiniMaxText01"}

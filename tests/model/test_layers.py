@@ -442,3 +442,11 @@ def test_a_shared_layer_has_its_parameters_once_and_is_applied_often() -> None:
     groups = cost_of(layers_of(config | {"num_hidden_groups": 3}, tokens=8))
     assert (many.total.params, many.total.macs) == (one.total.params, 12 * one.total.macs)
     assert (groups.total.params, groups.total.layers) == (3 * one.total.params, 12)
+
+
+def test_key_value_heads_inside_an_object_are_not_guessed_where_the_class_has_one() -> None:
+    sizes = {"d_model": 64, "n_heads": 4, "n_layers": 2}
+    for more in ({}, {"attn_config": {}}, {"attn_config": {"clip_qkv": 8}}):
+        with pytest.raises(UsageError, match=r"attn_config\.kv_n_heads: is missing"):
+            layers_of({"model_type": "dbrx"} | sizes | more)
+        assert layers_of({"model_type": "mpt"} | sizes | more).kinds[0].spec.kv_heads == 4

@@ -282,3 +282,25 @@ def test_sizes_of_a_preset_are_varied_by_their_flags(mhaprof: Any) -> None:
     alone = mhaprof("flops", "--preset", "llama-3-8b", "--kv-heads", 5)
     assert (alone.code, len(alone.err.splitlines())) == (2, 1)
     assert "multiple of kv_heads 5" in alone.err
+
+
+def test_what_stands_apart_is_in_no_table_of_changes(mhaprof: Any) -> None:
+    path = Path(__file__).with_name("configs") / "deepseek_v32.json"
+    ran = mhaprof("model", path, "--what-if", "kv_lora_rank=256", "--format", "csv")
+    assert "indexer" in ran.out
+    table = mhaprof("model", path, "--what-if", "kv_lora_rank=256").out.split("What if")[1]
+    assert "indexed_attention" in table
+    assert "indexer" not in table
+
+
+def test_a_key_is_ignored_on_request_alone(mhaprof: Any, config: Callable[..., Path]) -> None:
+    path = config(model_type="brandnew", swa_head_dim=8)
+    refused = mhaprof("model", path)
+    assert refused.code == 2
+    assert "--assume swa_head_dim=ignored" in refused.err
+    for command in (("model", path), ("flops", "--model", path)):
+        ran = mhaprof(*command, "--assume", "swa_head_dim=ignored")
+        assert ran.code == 0
+        assert "swa_head_dim is ignored, as was asked" in ran.err
+    wrong = mhaprof("model", path, "--assume", "swa_head_dim=8")
+    assert (wrong.code, "is not of the form KEY=ignored" in wrong.err) == (2, True)
