@@ -15,7 +15,8 @@ from mhaprof.measure.devices import ROOT
 
 FLAG_SENTENCES: Mapping[str, str] = {
     "contended": "other work competed for the machine while this was measured",
-    "throttled": "the device lowered its clocks for power or heat while this was measured",
+    "throttled": "the device lowered its clocks for heat or a fault while this was measured",
+    "power_limited": "the device kept its clocks down to its power cap, as at full load it may",
     "launch_bound": "the host's launches, not the device, set the pace; see the graph time",
     "above_peak": "faster than the device's peak allows: the peak or the count is wrong",
     "compile_fallback": "torch.compile broke the graph or compiled again while timing",

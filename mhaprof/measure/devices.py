@@ -219,10 +219,23 @@ def threads(count: int | None) -> Iterator[None]:
 
 @contextmanager
 def tf32(allowed: bool) -> Iterator[None]:
-    """Run the body with TF32 matrix products allowed or not on CUDA, then restore."""
+    """Run the body with TF32 matrix products allowed or not on CUDA, then restore.
+
+    By the setting that was used before: once torch's newer one was (2.9 on), reading the
+    older raises, and setting the newer would let the older, which the compiler reads, raise.
+    """
     import torch
 
-    before = torch.get_float32_matmul_precision()
+    matmul = torch.backends.cuda.matmul
+    try:
+        before = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        newer, matmul.fp32_precision = matmul.fp32_precision, "tf32" if allowed else "ieee"
+        try:
+            yield
+        finally:
+            matmul.fp32_precision = newer
+        return
     torch.set_float32_matmul_precision("high" if allowed else "highest")
     try:
         yield
@@ -249,24 +262,46 @@ def side_stream(device: str) -> Iterator[None]:
     A graph cannot be captured on the default stream, and a backward operator runs on
     the stream of its forward: so all that is timed of a point runs on this one.  It waits
     for what was enqueued before.  Afterwards, by an error too, the device and the stream
-    from before are current again.
+    from before are current again, and wait for it: memory goes back to that stream.
     """
     import torch
 
     with current(device):
-        outer, side = torch.cuda.current_stream(), _stream_of(device)
+        outer, side = torch.cuda.current_stream(), _stream_of(torch.cuda.current_device())
         side.wait_stream(outer)
-        with torch.cuda.stream(side):
-            yield
-        outer.wait_stream(side)
+        try:
+            with torch.cuda.stream(side):
+                yield
+        finally:
+            # A device that is lost has said so before.
+            with contextlib.suppress(RuntimeError):
+                outer.wait_stream(side)
 
 
 @functools.cache
-def _stream_of(device: str) -> torch.cuda.Stream:
+def _stream_of(index: int) -> torch.cuda.Stream:
     """Return the one side stream of a device: torch keeps the memory that is free by stream."""
     import torch
 
-    return torch.cuda.Stream(torch.device(device))  # type: ignore[no-untyped-call]
+    return torch.cuda.Stream(torch.device("cuda", index))  # type: ignore[no-untyped-call]
+
+
+def is_lost(device: str, wait: Call | None = None) -> bool:
+    """Say whether an accelerator's context is broken: every later call would fail too.
+
+    After an illegal access CUDA reports the same error on any call of the process.
+    """
+    if device.partition(":")[0] not in ("cuda", "xpu", "mps"):
+        return False
+    import torch
+
+    if wait is None and not torch.accelerator.is_available():
+        return False
+    try:
+        (wait or torch.accelerator.synchronize)()
+    except RuntimeError:
+        return True
+    return False
 
 
 def synchronize(device: str) -> None:
@@ -307,6 +342,7 @@ def make_timer(device: str, *, cache: Cache) -> WallTimer | EventTimer:
             event=lambda: torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
             synchronize=torch.cuda.synchronize,
             flush=flush,
+            backlog=None if flush else _spin,
         )
     return EventTimer(
         name=f"{kind}-events",
@@ -317,14 +353,28 @@ def make_timer(device: str, *, cache: Cache) -> WallTimer | EventTimer:
 
 
 def _device_flush(device: str) -> Call:
-    """Return a call that overwrites max(2 x L2, 256 MiB) on the current stream."""
+    """Return a call that reads max(2 x L2, 256 MiB) on the current stream.
+
+    What it would write is still to be written back when the call that is timed begins.
+    """
     import torch
 
     size = FLUSH_BYTES
     if device.startswith("cuda"):
         size = max(size, 2 * l2_bytes(device))
-    buffer: torch.Tensor = torch.empty(size // 4, dtype=torch.int32, device=device)
-    return buffer.zero_
+    buffer = torch.zeros(size // 4, dtype=torch.int32, device=device)
+    return buffer.sum
+
+
+SPIN_CYCLES = 200_000
+"""About 0.1 ms: longer than it takes to enqueue most calls."""
+
+
+def _spin() -> None:
+    """Keep the current CUDA stream busy for a moment without touching memory."""
+    import torch
+
+    torch.cuda._sleep(SPIN_CYCLES)
 
 
 def l2_bytes(device: str) -> int:

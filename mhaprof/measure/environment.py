@@ -40,6 +40,7 @@ VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "CUDA_LAUNCH_BLOCKING",
     "NVIDIA_TF32_OVERRIDE",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",
     "PYTORCH_CUDA_ALLOC_CONF",
     "PYTORCH_ALLOC_CONF",
 )
@@ -137,11 +138,13 @@ def _cpu_state() -> Values:
 def _add_accelerator(
     device: str, software: dict[str, str], hardware: Values, state: Values
 ) -> None:
-    """Add what torch and the driver say about an accelerator."""
+    """Add what torch and the driver say about an accelerator; nothing of one that is lost."""
     import torch
 
-    hardware["device_name"] = devices.device_name(device)
-    state["device_available_bytes"] = memory.available_bytes(device)
+    hardware["device_name"] = state["device_available_bytes"] = None
+    with contextlib.suppress(RuntimeError):
+        hardware["device_name"] = devices.device_name(device)
+        state["device_available_bytes"] = memory.available_bytes(device)
     if not device.startswith("cuda"):
         return
     for name, version in (("cuda", torch.version.cuda), ("hip", torch.version.hip)):
@@ -150,18 +153,19 @@ def _add_accelerator(
     cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     if cudnn is not None:
         software["cudnn"] = str(cudnn)
-    properties = torch.cuda.get_device_properties(torch.device(device))
-    hardware["device_memory_bytes"] = properties.total_memory
-    hardware["compute_capability"] = f"{properties.major}.{properties.minor}"
-    hardware["multiprocessors"] = properties.multi_processor_count
-    hardware["l2_bytes"] = devices.l2_bytes(device)
-    gpu = nvidia.gpu_state(device)
-    if gpu is None:
-        return
-    values = gpu.values()
-    hardware["driver"] = values.pop("driver")
-    state["other_gpu_processes"] = values.pop("other_processes")
-    state.update(values)
+    with contextlib.suppress(RuntimeError):
+        properties = torch.cuda.get_device_properties(torch.device(device))
+        hardware["device_memory_bytes"] = properties.total_memory
+        hardware["compute_capability"] = f"{properties.major}.{properties.minor}"
+        hardware["multiprocessors"] = properties.multi_processor_count
+        hardware["l2_bytes"] = devices.l2_bytes(device)
+        gpu = nvidia.gpu_state(device)
+        if gpu is None:
+            return
+        values = gpu.values()
+        hardware["driver"] = values.pop("driver")
+        state["other_gpu_processes"] = values.pop("other_processes")
+        state.update(values)
 
 
 def git_state(folder: Path) -> dict[str, str | bool] | None:

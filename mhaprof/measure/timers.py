@@ -20,7 +20,7 @@ LAUNCH_BOUND_SHARE = 0.8
 """Share of a sample that the host spent enqueueing, from which the host sets the pace."""
 
 LAUNCH_BOUND_S = 50e-6
-"""Device time below which events around a call measure mostly the launch."""
+"""Time below which events around a call, with nothing ahead of it, measure mostly the launch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,16 +116,18 @@ class EventTimer:
     """Time a call on a device: a pair of events around it on the current stream.
 
     Nothing waits inside a batch; one synchronize at its end makes the events readable.
-    A flush is enqueued before the first event of each pair: besides emptying the L2 it
-    keeps the device busy while the host enqueues the call.  ``max_batch`` keeps the
-    launches of a batch well under the 1024 that a CUDA stream queues: beyond that the
-    host is held back and its enqueue time means nothing.
+    Before the first event of each pair goes a ``flush``, which empties the L2, or if hot a
+    ``backlog``, which leaves it: either keeps the device busy while the host enqueues the
+    call, so that gaps between launches are not timed.  ``max_batch`` keeps the launches of
+    a batch well under the 1024 that a CUDA stream queues: beyond that the host is held
+    back and its enqueue time means nothing.
     """
 
     name: str
     event: Callable[[], Event]
     synchronize: Call
     flush: Call | None = None
+    backlog: Call | None = None
     host_ns: Callable[[], int] = time.perf_counter_ns
     max_batch: int = 20
 
@@ -136,12 +138,12 @@ class EventTimer:
 
     def batch(self, call: Call, count: int) -> Batch:
         """Take ``count`` samples of ``call``."""
-        host_ns, flush = self.host_ns, self.flush
+        host_ns, ahead = self.host_ns, self.flush or self.backlog
         pairs = [(self.event(), self.event()) for _ in range(count)]
         enqueue = []
         for start, end in pairs:
-            if flush is not None:
-                flush()
+            if ahead is not None:
+                ahead()
             start.record()
             host_start = host_ns()
             call()
@@ -151,6 +153,18 @@ class EventTimer:
         self.synchronize()
         samples = [start.elapsed_time(end) * 1e-3 for start, end in pairs]
         return Batch(samples_s=samples, enqueue_s=enqueue)
+
+    def ahead_s(self) -> float:
+        """Measure the device time of what goes ahead of each call; 0 where nothing does."""
+        ahead, start, end = self.flush or self.backlog, self.event(), self.event()
+        if ahead is None:
+            return 0.0
+        for _ in range(2):  # the first may load what is loaded lazily
+            start.record()
+            ahead()
+            end.record()
+        self.synchronize()
+        return start.elapsed_time(end) * 1e-3
 
 
 class Graph(Protocol):
@@ -166,9 +180,7 @@ class GraphTimer:
     """Time the replay of a captured graph: device time without the host's launches.
 
     The graph holds ``calls`` calls; a sample is the time of one replay divided by them.
-    Cold, each has input buffers of its own, so that one call does not find its inputs
-    in the cache because the last one left them there; the weights are the same in all,
-    and only the first call of a replay finds them cold.  Hot, all have the same inputs.
+    Cold it holds one, after a flush: a second would find what the first left in the cache.
     The call that ``batch`` gets must be a replay.
     """
 
@@ -192,14 +204,19 @@ class GraphTimer:
         return Batch(samples_s=[sample / self.calls for sample in taken.samples_s])
 
 
-def launch_bound(samples_s: Sequence[float], enqueue_s: Sequence[float] | None) -> bool:
+def launch_bound(
+    samples_s: Sequence[float], enqueue_s: Sequence[float] | None, *, ahead_s: float
+) -> bool:
     """Say whether the host's launches, not the device, set the pace of a call.
 
-    True when a call takes under 50 us on the device, or when enqueueing it takes 0.8
-    of the time between its events.  The least enqueue time counts: a full queue only
-    ever adds to it.  False for timers that do not enqueue.
+    True when enqueueing it goes on for 0.8 of the time between its events after the
+    device is through with the ``ahead_s`` seconds of work ahead of it; with nothing ahead
+    also when it takes under 50 us.  The least enqueue time counts: a full queue only ever
+    adds to it.  False for timers that do not enqueue.
     """
     if not enqueue_s:
         return False
     middle = sorted(samples_s)[len(samples_s) // 2]
-    return middle < LAUNCH_BOUND_S or min(enqueue_s) >= LAUNCH_BOUND_SHARE * middle
+    if not ahead_s and middle < LAUNCH_BOUND_S:
+        return True
+    return min(enqueue_s) - ahead_s >= LAUNCH_BOUND_SHARE * middle

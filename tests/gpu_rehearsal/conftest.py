@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import json
 import os
 import sys
@@ -34,12 +32,15 @@ SMALL = ("--batch", 2, "--tokens", 32, "--dim", 64, "--heads", 2)
 @pytest.fixture
 def cuda() -> Iterator[Callable[..., Any]]:
     """Install the slow card, changed as told; return the simulation."""
-    import mhaprof.measure.latency  # noqa: F401  (its clocks are patched)
     import simcuda
 
+    from mhaprof.measure import devices, latency  # noqa: F401  (its clocks are patched)
+
     with ExitStack() as stack:
+        stack.callback(devices._stream_of.cache_clear)
 
         def install(**changes: Any) -> Any:
+            devices._stream_of.cache_clear()
             return stack.enter_context(simcuda.installed(simcuda.Card(**{**SLOW, **changes})))
 
         yield install

@@ -16,6 +16,8 @@ def test_cold_events_recover_the_time_of_the_kernels(cuda: Any, rows: Any, mode:
     for name in IMPLEMENTATIONS:
         start = len(sim.kernels)
         (row,) = rows("--impl", name, "--mode", mode, "--no-memory")
-        assert row["latency_median_s"] == pytest.approx(truth_s(sim.kernels[start:]), rel=0.01), name
+        assert row["latency_median_s"] == pytest.approx(truth_s(sim.kernels[start:]), rel=0.01), (
+            name
+        )
         assert (row["timer"], row["cache"], row["flags"]) == ("cuda-events", "cold", None)
     assert (sim.allocated, sim.races, sim.underway) == (0, [], [])

@@ -76,6 +76,7 @@ def test_every_flag_is_explained_in_one_sentence() -> None:
     assert set(FLAG_SENTENCES) == {
         "contended",
         "throttled",
+        "power_limited",
         "launch_bound",
         "above_peak",
         "compile_fallback",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 
 import pytest
 
@@ -149,19 +150,32 @@ def test_a_graph_replay_is_divided_by_its_calls() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sample_s", "enqueue_s", "expected"),
+    ("sample_s", "enqueue_s", "ahead_s", "expected"),
     [
-        (40e-6, [1e-6], True),
-        (60e-6, [1e-6], False),
-        (1e-3, [0.8e-3, 0.9e-3], True),
-        (1e-3, [0.79e-3, 5e-3], False),
-        (1e-6, None, False),
+        (40e-6, [1e-6], 0.0, True),
+        (60e-6, [1e-6], 0.0, False),
+        (1e-3, [0.8e-3, 0.9e-3], 0.0, True),
+        (1e-3, [0.79e-3, 5e-3], 0.0, False),
+        (10e-6, [35e-6], 89e-6, False),
+        (10e-6, [96e-6], 89e-6, False),
+        (10e-6, [98e-6], 89e-6, True),
+        (1e-6, None, 0.0, False),
     ],
 )
-def test_launch_bound_is_a_short_kernel_or_a_slow_host(
-    sample_s: float, enqueue_s: list[float] | None, expected: bool
+def test_launch_bound_is_a_short_kernel_or_a_host_slower_than_what_goes_ahead(
+    sample_s: float, enqueue_s: list[float] | None, ahead_s: float, expected: bool
 ) -> None:
-    assert launch_bound([sample_s] * 3, enqueue_s) is expected
+    assert launch_bound([sample_s] * 3, enqueue_s, ahead_s=ahead_s) is expected
+
+
+def test_a_hot_call_has_a_backlog_ahead_instead_of_a_flush_and_its_time_is_measured() -> None:
+    device = Device()
+    timer = replace(device.timer(cold=False), backlog=device.flush)
+    assert timer.cache == "hot"
+    assert timer.batch(device.call, 1).samples_s == pytest.approx([2e-3])
+    assert device.log == ["flush", "record", "call", "record", "synchronize"]
+    assert timer.ahead_s() == pytest.approx(0.1)
+    assert device.timer(cold=False).ahead_s() == 0.0
 
 
 def test_garbage_is_not_collected_while_sampling() -> None:

@@ -37,11 +37,34 @@ def _flash(q, k, v, dropout=0.0, causal=False, debug=False, *, scale=None):  # t
         q, k, v, dropout, causal, scale=scale
     )
     empty = [torch.zeros((), dtype=torch.int64) for _ in range(4)]
-    return out, lse, *empty[:2], q.shape[-2], k.shape[-2], *empty[2:], torch.zeros((), dtype=q.dtype)
+    return (
+        out,
+        lse,
+        *empty[:2],
+        q.shape[-2],
+        k.shape[-2],
+        *empty[2:],
+        torch.zeros((), dtype=q.dtype),
+    )
 
 
 def _flash_backward(  # type: ignore[no-untyped-def]
-    grad, q, k, v, out, lse, cum_q, cum_k, max_q, max_k, dropout, causal, seed, offset, *, scale=None
+    grad,
+    q,
+    k,
+    v,
+    out,
+    lse,
+    cum_q,
+    cum_k,
+    max_q,
+    max_k,
+    dropout,
+    causal,
+    seed,
+    offset,
+    *,
+    scale=None,
 ):
     backward = ATEN._scaled_dot_product_flash_attention_for_cpu_backward
     return backward(grad, q, k, v, out, lse, dropout, causal, scale=scale)

@@ -317,7 +317,9 @@ def end_allocate_to_pool(device: int, pool: Any) -> None:
 
 
 def sleep(cycles: int) -> None:
-    SIM.launch(Op(name="spin", flops=0, reads=[], writes=[], precision="", seconds=cycles / SIM.card.hertz))
+    SIM.launch(
+        Op(name="spin", flops=0, reads=[], writes=[], precision="", seconds=cycles / SIM.card.hertz)
+    )
 
 
 class Sim:
@@ -551,7 +553,12 @@ class Devices(TorchFunctionMode):
         if target is None or func is torch.device:
             return func(*args, **kwargs)
         index = SIM.index(target) if target.type == "cuda" else None
-        if index is None and changed and isinstance(changed[0], torch.Tensor) and SIM.owns(changed[0]):
+        if (
+            index is None
+            and changed
+            and isinstance(changed[0], torch.Tensor)
+            and SIM.owns(changed[0])
+        ):
             SIM.alive()
             SIM.clock = max(SIM.clock, SIM.current().ready)
             with _forced(None):
@@ -711,7 +718,7 @@ class _Patches:
 @contextlib.contextmanager
 def installed(card: Card) -> Iterator[Sim]:
     """Let this process have the devices of ``card`` for the body."""
-    global SIM  # noqa: PLW0603  (the functions that torch gets have to find it)
+    global SIM
     patches, SIM = _Patches(), Sim(card)
     graph.default = None
     for index in range(len(SIM.physical)):

@@ -1,0 +1,72 @@
+"""Does a call's work run on the stream that is timed: events see no other."""
+
+from __future__ import annotations
+
+import time
+
+from mhaprof.measure.timers import Call
+from mhaprof.records import Failed
+from mhaprof.units import format_seconds
+
+BLOCK_CYCLES = 4_000_000
+"""About 2 ms in which the streams wait, so that all is enqueued when they begin."""
+
+BLOCK_S = 1e-3
+MOST_CALLS = 10
+
+LEAST_S = 10e-6
+"""Device time of all calls that is no noise of the host."""
+
+TRIES = 3
+"""The least of so many counts: noise only ever adds."""
+
+
+def escaped(call: Call) -> Failed | None:
+    """Return the row of a call on CUDA that works where the current stream does not wait for it.
+
+    That is on the legacy default stream, or on a stream of its own that follows the
+    current one and is never joined.
+    """
+    import torch
+
+    if not hasattr(torch.cuda, "_sleep"):
+        return None
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    count = max(1, min(MOST_CALLS, int(BLOCK_S / (time.perf_counter() - started))))
+
+    def calls() -> None:
+        for _ in range(count):
+            call()
+
+    found = min(_elsewhere_s(calls) - _elsewhere_s(lambda: None) for _ in range(TRIES))
+    if found < LEAST_S:
+        return None
+    return Failed(
+        code="escaped_stream",
+        message=f"{format_seconds(found / count)} of device time per call are on a stream that "
+        "the current one does not wait for, where no timer sees them; launch on "
+        "torch.cuda.current_stream(), or let it wait for the other",
+    )
+
+
+def _elsewhere_s(calls: Call) -> float:
+    """Return the device time on the default stream, or after the current stream is done."""
+    import torch
+
+    torch.cuda.synchronize()
+    default, side = torch.cuda.default_stream(), torch.cuda.current_stream()
+    start, end, done = (torch.cuda.Event(enable_timing=True) for _ in range(3))
+    for stream in (default, side):
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(BLOCK_CYCLES)
+    start.record(default)
+    calls()
+    end.record(default)
+    done.record(side)
+    done.synchronize()
+    waited = time.perf_counter()
+    torch.cuda.synchronize()
+    return max(time.perf_counter() - waited, start.elapsed_time(end) * 1e-3)
