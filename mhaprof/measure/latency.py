@@ -27,7 +27,7 @@ from mhaprof.measure import (
     streams,
 )
 from mhaprof.measure.sampling import ProgressCallback, Samples, StopRule, WarmUp, sample, warm_up
-from mhaprof.measure.timers import Call, EventTimer, GraphTimer, Timer, WallTimer, launch_bound
+from mhaprof.measure.timers import Batch, Call, EventTimer, GraphTimer, Timer, WallTimer
 from mhaprof.records import AUTO_BACKEND, Failed, Finding, Latency, Settings, Skipped
 
 if TYPE_CHECKING:
@@ -254,15 +254,12 @@ def _timed(
             ),
         )
     graph_samples, interrupted = None, taken.interrupted
-    if isinstance(timer, EventTimer) and launch_bound(
-        taken.samples_s, taken.enqueue_s, ahead_s=ahead_s
-    ):
-        setup.flags["launch_bound"] = conditions.FLAG_SENTENCES["launch_bound"]
-        try:
-            # After Ctrl-C nothing more is launched.
-            graph_samples = None if interrupted else _graph_samples(setup, timer, call, rule)
-        except KeyboardInterrupt:
-            interrupted = True
+    try:
+        # After Ctrl-C nothing more is launched.
+        if isinstance(timer, EventTimer) and not interrupted:
+            graph_samples = _graph_samples(setup, timer, call, taken, ahead_s=ahead_s, rule=rule)
+    except KeyboardInterrupt:
+        interrupted = True
     if setup.compiled is not None:
         _note(setup.flags, "compile_fallback", setup.compiled.fallback())
     return Timed(
@@ -339,9 +336,13 @@ def _note(flags: dict[str, str], flag: str, sentence: str | None) -> None:
 
 
 def _graph_samples(
-    setup: _Setup, timer: EventTimer, call: Call, rule: StopRule
+    setup: _Setup, timer: EventTimer, call: Call, taken: Samples, *, ahead_s: float, rule: StopRule
 ) -> list[float] | None:
-    """Time a launch-bound call as a CUDA graph; None where it cannot be captured."""
+    """Time a launch-bound call as a CUDA graph, flagged; None where it cannot be captured."""
+    sampled = Batch(samples_s=taken.samples_s, enqueue_s=taken.enqueue_s)
+    if not timer.is_launch_bound(call, sampled, ahead_s=ahead_s):
+        return None
+    setup.flags["launch_bound"] = conditions.FLAG_SENTENCES["launch_bound"]
     if not setup.device.startswith("cuda"):
         return None
     try:

@@ -7,17 +7,25 @@ the calls is tested without the device.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from mhaprof.records import Cache
+from mhaprof.stats import median
 
 Call = Callable[[], object]
 
 LAUNCH_BOUND_SHARE = 0.8
 """Share of a sample that the host spent enqueueing, from which the host sets the pace."""
+
+FREE_SHARE = 0.05
+"""Share up to which it does not; between them a trial with more work ahead tells."""
+
+MOST_AHEAD = 400
+"""Launches ahead of the calls of a trial: well under what a CUDA stream queues."""
 
 LAUNCH_BOUND_S = 50e-6
 """Time below which events around a call, with nothing ahead of it, measure mostly the launch."""
@@ -166,6 +174,25 @@ class EventTimer:
         self.synchronize()
         return start.elapsed_time(end) * 1e-3
 
+    def is_launch_bound(self, call: Call, taken: Batch, *, ahead_s: float) -> bool:
+        """Say whether the host's launches, not the device, set the pace of what was sampled.
+
+        ``ahead_s`` is the device time of what goes ahead.  The host does not if it is through
+        with enqueueing by then; it does if it then goes on for most of the sample.  Between
+        them the call is timed once more behind enough work: it is launch-bound if faster.
+        """
+        late = launch_bound(taken.samples_s, taken.enqueue_s, ahead_s=ahead_s)
+        ahead = self.flush or self.backlog
+        if late is not None or ahead is None or taken.enqueue_s is None:
+            return bool(late)
+        times = math.ceil(min(taken.enqueue_s) / ahead_s) + 1
+        count = min(self.max_batch, MOST_AHEAD // times)
+        if not count:
+            return False
+        more = replace(self, flush=lambda: [ahead() for _ in range(times)])
+        covered = more.batch(call, count).samples_s
+        return median(covered) < (1 - 2 * FREE_SHARE) * median(taken.samples_s)
+
 
 class Graph(Protocol):
     """A captured sequence of kernels, as torch.cuda.CUDAGraph."""
@@ -206,8 +233,8 @@ class GraphTimer:
 
 def launch_bound(
     samples_s: Sequence[float], enqueue_s: Sequence[float] | None, *, ahead_s: float
-) -> bool:
-    """Say whether the host's launches, not the device, set the pace of a call.
+) -> bool | None:
+    """Say whether the host's launches, not the device, set the pace of a call; None: perhaps.
 
     True when enqueueing it goes on for 0.8 of the time between its events after the
     device is through with the ``ahead_s`` seconds of work ahead of it; with nothing ahead
@@ -216,7 +243,8 @@ def launch_bound(
     """
     if not enqueue_s:
         return False
-    middle = sorted(samples_s)[len(samples_s) // 2]
-    if not ahead_s and middle < LAUNCH_BOUND_S:
+    middle = median(samples_s)
+    late = min(enqueue_s) - ahead_s
+    if late >= LAUNCH_BOUND_SHARE * middle or (not ahead_s and middle < LAUNCH_BOUND_S):
         return True
-    return min(enqueue_s) - ahead_s >= LAUNCH_BOUND_SHARE * middle
+    return None if ahead_s and late > FREE_SHARE * middle else False
