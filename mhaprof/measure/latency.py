@@ -209,6 +209,7 @@ def _resolved_backend(subject: Subject, setup: _Setup) -> str | None:
 def _first_gradients(call: Call, setup: _Setup) -> Failed | None:
     """Call the backward pass once, add it to the first call's time, check for NaN."""
     if setup.settings.mode != "forward":
+        devices.synchronize(setup.device)
         started = time.perf_counter()
         gradients = call()
         devices.synchronize(setup.device)

@@ -41,7 +41,7 @@ from torch.utils.flop_counter import flop_registry
 NOT_COMPUTED = 64 * 2**20
 WAITS = ("_local_scalar_dense", "nonzero")
 ALLOCATES = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
-EVENT_S, GRAPH_GAP_S, READ_S = 5e-7, 1e-6, 5e-8
+EVENT_S, READ_S = 5e-7, 5e-8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +104,7 @@ class Kernel:
     dram: float
     bytes: int
     precision: str
+    replayed: bool
 
     @property
     def seconds(self) -> float:
@@ -227,7 +228,7 @@ class CUDAGraph:
         stream = SIM.current()
         stream.ready = max(stream.ready, SIM.clock + 2e-6)
         for op in self.ops:
-            SIM.run(op, stream, gap=GRAPH_GAP_S)
+            SIM.run(op, stream, replayed=True)
 
 
 class graph:  # noqa: N801  (torch's name)
@@ -391,7 +392,7 @@ class Sim:
         if len(stream.pending) > self.card.queue:
             self.clock = max(self.clock, stream.pending.popleft())
 
-    def run(self, op: Op, stream: Stream, gap: float = 0.0) -> float:
+    def run(self, op: Op, stream: Stream, replayed: bool = False) -> float:
         """Run an operator at the end of a stream; return when it ends."""
         memory = self.memories[stream.index]
         dram = sum(self._touch(memory, key, size, False) for key, size in op.reads)
@@ -402,7 +403,7 @@ class Sim:
         seconds = op.seconds or max(
             card.kernel_s, op.flops / rate, dram / card.dram, size / card.l2_rate
         )
-        start = max(stream.ready, self.clock) + (gap if stream.pending else 0.0)
+        start = max(stream.ready, self.clock)
         stream.ready = start + seconds
         self.kernels.append(
             Kernel(
@@ -414,6 +415,7 @@ class Sim:
                 dram=dram,
                 bytes=size,
                 precision=op.precision,
+                replayed=replayed,
             )
         )
         return stream.ready
@@ -553,12 +555,8 @@ class Devices(TorchFunctionMode):
         if target is None or func is torch.device:
             return func(*args, **kwargs)
         index = SIM.index(target) if target.type == "cuda" else None
-        if (
-            index is None
-            and changed
-            and isinstance(changed[0], torch.Tensor)
-            and SIM.owns(changed[0])
-        ):
+        mine = changed and isinstance(changed[0], torch.Tensor) and SIM.owns(changed[0])
+        if index is None and mine:
             SIM.alive()
             SIM.clock = max(SIM.clock, SIM.current().ready)
             with _forced(None):
