@@ -52,9 +52,8 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
 
         def install(*, real_speed: bool = False, **changes: Any) -> Any:
             devices._stream_of.cache_clear()
-            if real_speed:
-                quick = WarmUp(min_time_s=0.001, max_time_s=0.01)
-                monkeypatch.setattr(latency, "ACCELERATOR_WARM_UP", quick)
+            quick = WarmUp(min_time_s=0.001, max_time_s=0.01)
+            monkeypatch.setattr(latency, "ACCELERATOR_WARM_UP", quick)
             card = simcuda.Card(**({} if real_speed else SLOW) | changes)
             return stack.enter_context(simcuda.installed(card))
 
