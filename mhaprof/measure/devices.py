@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 FLUSH_BYTES = 256 * 2**20
 """Least bytes that a flush writes (or, on a CPU, reads)."""
 
+SPIN_CYCLES = 200_000
+"""About 0.1 ms of a GPU, without touching memory: longer than enqueueing most calls takes."""
+
 CUDA_DRIVER = "libcuda.so.1"
 """What the CUDA runtime loads before it can find a device."""
 
@@ -226,21 +229,17 @@ def tf32(allowed: bool) -> Iterator[None]:
     """
     import torch
 
-    matmul = torch.backends.cuda.matmul
+    matmul, put = torch.backends.cuda.matmul, torch.set_float32_matmul_precision
     try:
-        before = torch.get_float32_matmul_precision()
+        before, wanted = torch.get_float32_matmul_precision(), "high" if allowed else "highest"
     except RuntimeError:
-        newer, matmul.fp32_precision = matmul.fp32_precision, "tf32" if allowed else "ieee"
-        try:
-            yield
-        finally:
-            matmul.fp32_precision = newer
-        return
-    torch.set_float32_matmul_precision("high" if allowed else "highest")
+        put = functools.partial(setattr, matmul, "fp32_precision")
+        before, wanted = matmul.fp32_precision, "tf32" if allowed else "ieee"
+    put(wanted)
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        put(before)
 
 
 def current(device: str) -> AbstractContextManager[object]:
@@ -342,7 +341,7 @@ def make_timer(device: str, *, cache: Cache) -> WallTimer | EventTimer:
             event=lambda: torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
             synchronize=torch.cuda.synchronize,
             flush=flush,
-            backlog=None if flush else _spin,
+            backlog=None if flush else lambda: torch.cuda._sleep(SPIN_CYCLES),
         )
     return EventTimer(
         name=f"{kind}-events",
@@ -364,17 +363,6 @@ def _device_flush(device: str) -> Call:
         size = max(size, 2 * l2_bytes(device))
     buffer = torch.zeros(size // 4, dtype=torch.int32, device=device)
     return buffer.sum
-
-
-SPIN_CYCLES = 200_000
-"""About 0.1 ms: longer than it takes to enqueue most calls."""
-
-
-def _spin() -> None:
-    """Keep the current CUDA stream busy for a moment without touching memory."""
-    import torch
-
-    torch.cuda._sleep(SPIN_CYCLES)
 
 
 def l2_bytes(device: str) -> int:

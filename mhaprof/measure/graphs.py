@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 
 from mhaprof.measure.timers import Call, Graph
-from mhaprof.records import Cache
 
 WARM_UPS = 3
 """Calls on the stream before a capture, as torch's notes on CUDA graphs ask."""
@@ -15,11 +14,6 @@ HOT_CALLS = 16
 
 A cold one holds one: what goes ahead of its replay is the flush, which covers the start.
 """
-
-
-def calls_in(cache: Cache) -> int:
-    """Return how many calls one graph holds."""
-    return HOT_CALLS if cache == "hot" else 1
 
 
 def capture(call: Call, count: int) -> Graph:
@@ -47,13 +41,3 @@ def capture(call: Call, count: int) -> Graph:
             torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
         raise
     return graph
-
-
-def replay_of(graph: Graph, call: Call) -> Call:
-    """Return the replay of a graph; what ``call`` reads lives as long as it does."""
-
-    def replay() -> Call:
-        graph.replay()
-        return call
-
-    return replay

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 ACCELERATOR_WARM_UP = WarmUp(min_time_s=0.2)
 """Warm-up where clocks ramp up under load."""
 
+LAUNCH_BOUND = "the host's launches, not the device, set the pace; see the graph time"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
@@ -235,7 +237,6 @@ def _timed(
     timed_call = _waiting(call, timer, device)
     warm_rule = WarmUp() if device == "cpu" else ACCELERATOR_WARM_UP
     warm_calls = warm_up(timer, timed_call, rule=warm_rule, progress=progress)
-    ahead_s = timer.ahead_s() if isinstance(timer, EventTimer) else 0.0
     before = conditions.cpu_state()
     with load.watched(timer, device) as (watched, gpu_states):
         taken = sample(watched, timed_call, rule=rule, progress=progress)
@@ -258,7 +259,7 @@ def _timed(
     try:
         # After Ctrl-C nothing more is launched.
         if isinstance(timer, EventTimer) and not interrupted:
-            graph_samples = _graph_samples(setup, timer, call, taken, ahead_s=ahead_s, rule=rule)
+            graph_samples = _graph_samples(setup, timer, call, taken, rule)
     except KeyboardInterrupt:
         interrupted = True
     if setup.compiled is not None:
@@ -337,13 +338,13 @@ def _note(flags: dict[str, str], flag: str, sentence: str | None) -> None:
 
 
 def _graph_samples(
-    setup: _Setup, timer: EventTimer, call: Call, taken: Samples, *, ahead_s: float, rule: StopRule
+    setup: _Setup, timer: EventTimer, call: Call, taken: Samples, rule: StopRule
 ) -> list[float] | None:
     """Time a launch-bound call as a CUDA graph, flagged; None where it cannot be captured."""
     sampled = Batch(samples_s=taken.samples_s, enqueue_s=taken.enqueue_s)
-    if not timer.is_launch_bound(call, sampled, ahead_s=ahead_s):
+    if not timer.is_launch_bound(call, sampled):
         return None
-    setup.flags["launch_bound"] = conditions.FLAG_SENTENCES["launch_bound"]
+    setup.flags["launch_bound"] = LAUNCH_BOUND
     if not setup.device.startswith("cuda"):
         return None
     try:
@@ -361,9 +362,10 @@ def _graph_samples(
 def _graph_timer(timer: Timer, call: Call) -> tuple[GraphTimer, Call]:
     """Capture the call; return the timer of the replay, and it."""
     assert isinstance(timer, EventTimer)
-    count = graphs.calls_in(timer.cache)
-    replay = graphs.replay_of(graphs.capture(call, count), call)
-    return GraphTimer(events=timer, calls=count), replay
+    count = graphs.HOT_CALLS if timer.cache == "hot" else 1
+    graph = graphs.capture(call, count)
+    # What the call reads has to live as long as its replay does.
+    return GraphTimer(events=timer, calls=count), lambda: (graph.replay(), call)
 
 
 def _waiting(call: Call, timer: Timer, device: str) -> Call:

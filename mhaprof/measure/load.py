@@ -2,56 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 from mhaprof.measure import nvidia
 from mhaprof.measure.timers import EventTimer, GraphTimer, Timer
-
-
-@dataclass(kw_only=True)
-class Watch:
-    """Reads a GPU's state while the device works on what was enqueued.
-
-    At the second batch (the first is one call) and each time that there are twice as many:
-    reading takes milliseconds.
-    """
-
-    read: Callable[[], nvidia.GpuState]
-    states: list[nvidia.GpuState] = field(default_factory=list)
-    _batches: int = 0
-    _next: int = 2
-
-    def look(self) -> None:
-        """Note that a batch was enqueued, and read the state if it is time to."""
-        self._batches += 1
-        if self._batches >= self._next:
-            self._next = 2 * self._batches
-            self.states.append(self.read())
 
 
 @contextmanager
 def watched(timer: Timer, device: str) -> Iterator[tuple[Timer, list[nvidia.GpuState]]]:
     """Yield the timer of a device, with the states that are read before it waits for a batch.
 
-    None are read of what is no CUDA device, without NVML, and by a timer that waits in
-    each sample.
+    At the second batch (the first is one call) and each time that there are twice as many:
+    reading takes milliseconds.  None of what is no CUDA device, without NVML, and by a
+    timer that waits in each sample.
     """
     events = timer.events if isinstance(timer, GraphTimer) else timer
-    if not device.startswith("cuda") or not isinstance(events, EventTimer):
-        yield timer, []
-        return
-    with nvidia.reader(device) as read:
-        if read is None:
-            yield timer, []
+    known = device.startswith("cuda") and isinstance(events, EventTimer)
+    states: list[nvidia.GpuState] = []
+    with nvidia.reader(device) if known else nullcontext() as read:
+        if read is None or not isinstance(events, EventTimer):
+            yield timer, states
             return
-        watch, wait = Watch(read=read), events.synchronize
-        looking = replace(events, synchronize=lambda: (watch.look(), wait()))
-        yield (
-            replace(timer, events=looking) if isinstance(timer, GraphTimer) else looking,
-            watch.states,
-        )
+        numbers, wait = itertools.count(1), events.synchronize
+
+        def look_and_wait() -> None:
+            number = next(numbers)
+            if number > 1 and number & (number - 1) == 0:
+                states.append(read())
+            wait()
+
+        looking = replace(events, synchronize=look_and_wait)
+        yield (replace(timer, events=looking) if isinstance(timer, GraphTimer) else looking), states
 
 
 def flags_of(*states: nvidia.GpuState) -> dict[str, str]:

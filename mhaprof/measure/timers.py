@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -162,36 +162,35 @@ class EventTimer:
         samples = [start.elapsed_time(end) * 1e-3 for start, end in pairs]
         return Batch(samples_s=samples, enqueue_s=enqueue)
 
-    def ahead_s(self) -> float:
-        """Measure the device time of what goes ahead of each call; 0 where nothing does."""
-        ahead, start, end = self.flush or self.backlog, self.event(), self.event()
-        if ahead is None:
-            return 0.0
-        for _ in range(2):  # the first may load what is loaded lazily
-            start.record()
-            ahead()
-            end.record()
-        self.synchronize()
-        return start.elapsed_time(end) * 1e-3
-
-    def is_launch_bound(self, call: Call, taken: Batch, *, ahead_s: float) -> bool:
+    def is_launch_bound(self, call: Call, taken: Batch) -> bool:
         """Say whether the host's launches, not the device, set the pace of what was sampled.
 
-        ``ahead_s`` is the device time of what goes ahead.  The host does not if it is through
-        with enqueueing by then; it does if it then goes on for most of the sample.  Between
-        them the call is timed once more behind enough work: it is launch-bound if faster.
+        They do where enqueueing goes on for most of a sample after the device is through with
+        what went ahead of it, not where it is then over.  Between them the call is timed once
+        more behind enough work.  The least enqueue time counts: a full queue only adds to it.
         """
-        late = launch_bound(taken.samples_s, taken.enqueue_s, ahead_s=ahead_s)
-        ahead = self.flush or self.backlog
-        if late is not None or ahead is None or taken.enqueue_s is None:
-            return bool(late)
-        times = math.ceil(min(taken.enqueue_s) / ahead_s) + 1
+        ahead, middle = self.flush or self.backlog, median(taken.samples_s)
+        enqueue_s, ahead_s = min(taken.enqueue_s or [0.0]), self._ahead_s(ahead)
+        late = enqueue_s - ahead_s
+        if late >= LAUNCH_BOUND_SHARE * middle or ahead is None:
+            return late >= LAUNCH_BOUND_SHARE * middle or middle < LAUNCH_BOUND_S
+        times = math.ceil(enqueue_s / ahead_s) + 1
         count = min(self.max_batch, MOST_AHEAD // times)
-        if not count:
+        if late <= FREE_SHARE * middle or not count:
             return False
         more = replace(self, flush=lambda: [ahead() for _ in range(times)])
-        covered = more.batch(call, count).samples_s
-        return median(covered) < (1 - 2 * FREE_SHARE) * median(taken.samples_s)
+        return median(more.batch(call, count).samples_s) < (1 - 2 * FREE_SHARE) * middle
+
+    def _ahead_s(self, ahead: Call | None) -> float:
+        """Measure the device time of what goes ahead of a call."""
+        if ahead is None:
+            return 0.0
+        start, end = self.event(), self.event()
+        start.record()
+        ahead()
+        end.record()
+        self.synchronize()
+        return start.elapsed_time(end) * 1e-3
 
 
 class Graph(Protocol):
@@ -229,22 +228,3 @@ class GraphTimer:
         """Take ``count`` samples, each of one replay."""
         taken = self.events.batch(call, count)
         return Batch(samples_s=[sample / self.calls for sample in taken.samples_s])
-
-
-def launch_bound(
-    samples_s: Sequence[float], enqueue_s: Sequence[float] | None, *, ahead_s: float
-) -> bool | None:
-    """Say whether the host's launches, not the device, set the pace of a call; None: perhaps.
-
-    True when enqueueing it goes on for 0.8 of the time between its events after the
-    device is through with the ``ahead_s`` seconds of work ahead of it; with nothing ahead
-    also when it takes under 50 us.  The least enqueue time counts: a full queue only ever
-    adds to it.  False for timers that do not enqueue.
-    """
-    if not enqueue_s:
-        return False
-    middle = median(samples_s)
-    late = min(enqueue_s) - ahead_s
-    if late >= LAUNCH_BOUND_SHARE * middle or (not ahead_s and middle < LAUNCH_BOUND_S):
-        return True
-    return None if ahead_s and late > FREE_SHARE * middle else False

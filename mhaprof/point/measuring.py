@@ -14,7 +14,6 @@ from mhaprof.point.timing import peak_bytes, predict_memory, time_point
 from mhaprof.records import (
     Failed,
     Finding,
-    Latency,
     Measured,
     Memory,
     ModulePoint,
@@ -116,31 +115,17 @@ def _measure_on_device(
     if interrupted:
         message = "interrupted: fewer samples than asked for"
         findings.insert(0, Finding(code="interrupted", message=message))
-    return _placed(point, counted, timed.latency, memory, findings, options, implementation.fused)
-
-
-def _placed(
-    point: Point,
-    counted: Measured,
-    latency: Latency,
-    memory: Memory,
-    findings: list[Finding],
-    options: MeasureOptions,
-    fused: bool,
-) -> Measured:
-    """Return the outcome of a timed point, under the roofline of its device."""
-    from mhaprof.measure.conditions import FLAG_SENTENCES
-
     assert counted.counts is not None
-    peaks = peaks_of(point, options, latency)
+    latency, peaks = timed.latency, peaks_of(point, options, timed.latency)
     if above_peak(point, counted.counts, latency, peaks):
+        message = "faster than the device's peak allows: the peak or the count is wrong"
         latency = latency.model_copy(update={"flags": [*latency.flags, "above_peak"]})
-        findings.append(Finding(code="above_peak", message=FLAG_SENTENCES["above_peak"]))
+        findings.append(Finding(code="above_peak", message=message))
     return Measured(
         counts=counted.counts,
         latency=latency,
         memory=memory,
-        roof=roof_of(point, counted.counts, latency, peaks=peaks, fused=fused),
+        roof=roof_of(point, counted.counts, latency, peaks=peaks, fused=implementation.fused),
         findings=findings,
     )
 

@@ -16,7 +16,6 @@ import socket
 import sys
 import threading
 
-from mhaprof.measure.devices import is_lost
 from mhaprof.records import Failed
 from mhaprof.runners.base import Task, describe, measure_as, measurer_of
 from mhaprof.runners.messages import Answer, Hello, Lines
@@ -47,10 +46,7 @@ def main() -> None:
     while True:
         task = Task.model_validate_json(tasks.get())
         result = measure_as(measurer, task, given.local_device)
-        lost = isinstance(result.outcome, Failed) and is_lost(task.device)
-        if lost:
-            outcome = result.outcome.model_copy(update={"code": "device_lost"})
-            result = result.model_copy(update={"outcome": outcome})
+        lost = isinstance(result.outcome, Failed) and result.outcome.code == "device_lost"
         _send(driver, Answer(result=result, device_lost=lost))
 
 

@@ -34,7 +34,7 @@ MUTATIONS: dict[str, tuple[str, str, str, str]] = {
     "the flush buffer on the CPU": (
         "measure/devices.py",
         "buffer = torch.zeros(size // 4, dtype=torch.int32, device=device)",
-        "buffer = torch.zeros(size // 4, dtype=torch.int32)",
+        "buffer = torch.zeros(size // 4096, dtype=torch.int32)",
         "flush_reads",
     ),
     "no wait inside the first call": (
@@ -69,8 +69,8 @@ MUTATIONS: dict[str, tuple[str, str, str, str]] = {
     ),
     "the older float32 setting alone": (
         "measure/devices.py",
-        "    except RuntimeError:\n        newer,",
-        "    except ValueError:\n        newer,",
+        "    except RuntimeError:\n        put",
+        "    except ValueError:\n        put",
         "tf32_is",
     ),
     "a wall timer's flush without its wait": (
@@ -93,8 +93,8 @@ MUTATIONS: dict[str, tuple[str, str, str, str]] = {
     ),
     "the state read after the wait": (
         "measure/load.py",
-        "lambda: (watch.look(), wait())",
-        "lambda: (wait(), watch.look())",
+        "            number = next(numbers)\n",
+        "            wait()\n            number = next(numbers)\n",
         STATE,
     ),
     "a power cap counts as throttling": (
@@ -147,19 +147,19 @@ MUTATIONS: dict[str, tuple[str, str, str, str]] = {
     ),
     "the flush covers nothing": (
         "measure/timers.py",
-        "    late = min(enqueue_s) - ahead_s\n",
-        "    late = min(enqueue_s)\n",
+        "        late = enqueue_s - ahead_s\n",
+        "        late = enqueue_s\n",
         BOUND,
     ),
     "no trial where the times leave it open": (
         "measure/timers.py",
-        "    return None if ahead_s",
-        "    return False if ahead_s",
+        "if late <= FREE_SHARE * middle or not count:",
+        "if True:",
         BOUND,
     ),
     "no backlog ahead of a hot call": (
         "measure/devices.py",
-        "backlog=None if flush else _spin,",
+        "backlog=None if flush else lambda: torch.cuda._sleep(SPIN_CYCLES),",
         "backlog=None,",
         BOUND,
     ),
@@ -170,9 +170,9 @@ MUTATIONS: dict[str, tuple[str, str, str, str]] = {
         GRAPH,
     ),
     "many calls in a cold graph": (
-        "measure/graphs.py",
-        'return HOT_CALLS if cache == "hot" else 1',
-        "return HOT_CALLS",
+        "measure/latency.py",
+        'graphs.HOT_CALLS if timer.cache == "hot" else 1',
+        "graphs.HOT_CALLS",
         TRAFFIC,
     ),
     "the clock of the first event after the call": (

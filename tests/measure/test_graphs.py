@@ -33,7 +33,3 @@ def test_a_capture_warms_up_and_records_on_the_current_stream(
     assert found == "graph"  # type: ignore[comparison-overlap]
     captured = ["capture graph in pool on side, thread_local", "a", "a", "captured"]
     assert log == ["a"] * 3 + captured
-
-
-def test_a_cold_graph_holds_one_call_and_a_hot_one_many() -> None:
-    assert (graphs.calls_in("cold"), graphs.calls_in("hot")) == (1, 16)

@@ -7,10 +7,11 @@ readings move it, and nothing else, so that a run gives the same on every machin
 
 Modelled: asynchronous streams and a launch queue of 1024; events; waits; an L2 of
 least-recently-used storages, whose dirty lines are written back when they are evicted, and DRAM
-behind it; a caching allocator with a pool for each stream, which notes a block that is reused
-while another stream uses it (``races``); several devices; graphs, captures that fail, and what
-torch up to 2.12 leaves behind then; the operators that CUDA has for attention (flash, efficient,
-math); TF32; faults at the n-th launch of an operator; NVML.
+behind it; a caching allocator with a pool for each stream; several devices; graphs, captures that
+fail, and what torch up to 2.12 leaves behind then; the operators that CUDA has for attention
+(flash, efficient, math); TF32; faults at the n-th launch of an operator; NVML.  ``races`` notes
+blocks that are reused while another stream uses them, and what is read before another stream has
+written it.
 
 Not modelled: the time of Python itself, partial cache lines, kernels that run at once on one
 device, clocks that move, compilation (flex, torch.compile), cuDNN, more than one process on a
@@ -131,6 +132,7 @@ class Memory:
         self.l2: collections.OrderedDict[int, int] = collections.OrderedDict()
         self.dirty: set[int] = set()
         self.blocks: dict[int, Block] = {}
+        self.written: dict[int, tuple[int, float]] = {}
         self.free: list[Block] = []
         self.allocated = self.reserved = self.peak = 0
 
@@ -405,7 +407,12 @@ class Sim:
             card.kernel_s, op.flops / rate, dram / card.dram, size / card.l2_rate
         )
         start = max(stream.ready, self.clock)
+        for key, size in op.reads:
+            writer, end = memory.written.get(key, (stream.number, 0.0))
+            if writer != stream.number and end > start + 1e-9:
+                self.races.append((size, end - start))
         stream.ready = start + seconds
+        memory.written.update({key: (stream.number, stream.ready) for key, _ in op.writes})
         self.kernels.append(
             Kernel(
                 name=op.name,
@@ -494,6 +501,7 @@ class Sim:
         self.where.pop(key, None)
         memory.l2.pop(key, None)
         memory.dirty.discard(key)
+        memory.written.pop(key, None)
         memory.allocated -= size
         block = memory.blocks.pop(key, None)
         if block is not None:
