@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from mhaprof.errors import Unavailable, UsageError
 from mhaprof.measure.timers import Call, EventTimer, WallTimer
@@ -297,7 +297,7 @@ def is_lost(device: str, wait: Call | None = None) -> bool:
     if wait is None and not torch.accelerator.is_available():
         return False
     try:
-        (wait or torch.accelerator.synchronize)()
+        wait() if wait else synchronize(device)
     except RuntimeError:
         return True
     return False
@@ -341,7 +341,7 @@ def make_timer(device: str, *, cache: Cache) -> WallTimer | EventTimer:
             event=lambda: torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
             synchronize=torch.cuda.synchronize,
             flush=flush,
-            backlog=None if flush else lambda: torch.cuda._sleep(SPIN_CYCLES),
+            backlog=None if flush else functools.partial(cast(Any, torch.cuda)._sleep, SPIN_CYCLES),
         )
     return EventTimer(
         name=f"{kind}-events",

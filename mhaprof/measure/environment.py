@@ -62,7 +62,9 @@ def collect(device: str = "cpu", *, threads: int | None = None) -> Environment:
         **_versions(),
     }
     if device != "cpu":
-        _add_accelerator(device, software, hardware, state)
+        with contextlib.suppress(RuntimeError):  # of a device that is lost what came before
+            _add_accelerator(device, software, hardware, state)
+            state["device_available_bytes"] = memory.available_bytes(device)
     settings: dict[str, str | int | float | bool | None] = {
         name: os.environ[name] for name in VARIABLES if name in os.environ
     }
@@ -138,13 +140,10 @@ def _cpu_state() -> Values:
 def _add_accelerator(
     device: str, software: dict[str, str], hardware: Values, state: Values
 ) -> None:
-    """Add what torch and the driver say about an accelerator; nothing of one that is lost."""
+    """Add what torch and the driver say about an accelerator."""
     import torch
 
-    hardware["device_name"] = state["device_available_bytes"] = None
-    with contextlib.suppress(RuntimeError):
-        hardware["device_name"] = devices.device_name(device)
-        state["device_available_bytes"] = memory.available_bytes(device)
+    hardware["device_name"] = devices.device_name(device)
     if not device.startswith("cuda"):
         return
     for name, version in (("cuda", torch.version.cuda), ("hip", torch.version.hip)):
@@ -153,19 +152,18 @@ def _add_accelerator(
     cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     if cudnn is not None:
         software["cudnn"] = str(cudnn)
-    with contextlib.suppress(RuntimeError):
-        properties = torch.cuda.get_device_properties(torch.device(device))
-        hardware["device_memory_bytes"] = properties.total_memory
-        hardware["compute_capability"] = f"{properties.major}.{properties.minor}"
-        hardware["multiprocessors"] = properties.multi_processor_count
-        hardware["l2_bytes"] = devices.l2_bytes(device)
-        gpu = nvidia.gpu_state(device)
-        if gpu is None:
-            return
-        values = gpu.values()
-        hardware["driver"] = values.pop("driver")
-        state["other_gpu_processes"] = values.pop("other_processes")
-        state.update(values)
+    properties = torch.cuda.get_device_properties(torch.device(device))
+    hardware["device_memory_bytes"] = properties.total_memory
+    hardware["compute_capability"] = f"{properties.major}.{properties.minor}"
+    hardware["multiprocessors"] = properties.multi_processor_count
+    hardware["l2_bytes"] = devices.l2_bytes(device)
+    gpu = nvidia.gpu_state(device)
+    if gpu is None:
+        return
+    values = gpu.values()
+    hardware["driver"] = values.pop("driver")
+    state["other_gpu_processes"] = values.pop("other_processes")
+    state.update(values)
 
 
 def git_state(folder: Path) -> dict[str, str | bool] | None:

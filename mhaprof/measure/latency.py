@@ -27,7 +27,7 @@ from mhaprof.measure import (
     streams,
 )
 from mhaprof.measure.sampling import ProgressCallback, Samples, StopRule, WarmUp, sample, warm_up
-from mhaprof.measure.timers import Batch, Call, EventTimer, GraphTimer, Timer, WallTimer
+from mhaprof.measure.timers import Call, EventTimer, GraphTimer, Timer, WallTimer
 from mhaprof.records import AUTO_BACKEND, Failed, Finding, Latency, Settings, Skipped
 
 if TYPE_CHECKING:
@@ -341,8 +341,7 @@ def _graph_samples(
     setup: _Setup, timer: EventTimer, call: Call, taken: Samples, rule: StopRule
 ) -> list[float] | None:
     """Time a launch-bound call as a CUDA graph, flagged; None where it cannot be captured."""
-    sampled = Batch(samples_s=taken.samples_s, enqueue_s=taken.enqueue_s)
-    if not timer.is_launch_bound(call, sampled):
+    if not timer.is_launch_bound(call, taken.samples_s, taken.enqueue_s or [0.0]):
         return None
     setup.flags["launch_bound"] = LAUNCH_BOUND
     if not setup.device.startswith("cuda"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -162,19 +162,21 @@ class EventTimer:
         samples = [start.elapsed_time(end) * 1e-3 for start, end in pairs]
         return Batch(samples_s=samples, enqueue_s=enqueue)
 
-    def is_launch_bound(self, call: Call, taken: Batch) -> bool:
+    def is_launch_bound(
+        self, call: Call, samples_s: Sequence[float], enqueue_s: Sequence[float]
+    ) -> bool:
         """Say whether the host's launches, not the device, set the pace of what was sampled.
 
         They do where enqueueing goes on for most of a sample after the device is through with
         what went ahead of it, not where it is then over.  Between them the call is timed once
         more behind enough work.  The least enqueue time counts: a full queue only adds to it.
         """
-        ahead, middle = self.flush or self.backlog, median(taken.samples_s)
-        enqueue_s, ahead_s = min(taken.enqueue_s or [0.0]), self._ahead_s(ahead)
-        late = enqueue_s - ahead_s
+        ahead, middle = self.flush or self.backlog, median(samples_s)
+        enqueue, ahead_s = min(enqueue_s), self._ahead_s(ahead)
+        late = enqueue - ahead_s
         if late >= LAUNCH_BOUND_SHARE * middle or ahead is None:
             return late >= LAUNCH_BOUND_SHARE * middle or middle < LAUNCH_BOUND_S
-        times = math.ceil(enqueue_s / ahead_s) + 1
+        times = math.ceil(enqueue / ahead_s) + 1
         count = min(self.max_batch, MOST_AHEAD // times)
         if late <= FREE_SHARE * middle or not count:
             return False

@@ -23,6 +23,7 @@ SLOW: dict[str, Any] = {
     "dram": 2.4e9,
     "l2_rate": 1e11,
     "l2": 2**20,
+    "hertz": 2e6,
     "flops": {
         "float64": 3e9,
         "float32": 5e10,

@@ -1,6 +1,6 @@
 """Write the timer's agreement with the simulated device into results/timing.md.
 
-    python tests/gpu_rehearsal/table.py
+python tests/gpu_rehearsal/table.py
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ FILE = Path(__file__).parents[2] / "results" / "timing.md"
 HEADING = "## A simulation: the timer against what a model of a GPU knows to be true"
 
 INTRODUCTION = """
-No GPU took part. The device is `tests/gpu_rehearsal/device/simcuda.py`: virtual time, kernels whose length its model
-knows, launches of 5 us. "Model" is the sum of the kernels of the median call. The first lines are a card a thousand
-times slower than an H200, the last ones have its speed and a slow host. Made again by
-`python tests/gpu_rehearsal/table.py`.
+No GPU took part. The device is `tests/gpu_rehearsal/device/simcuda.py`: virtual time, kernels
+whose length its model knows, launches of 5 us. "Model knows" is the sum of the kernels of the
+median call. All lines but the last two are of a card a thousand times slower than an H200; those
+have its speed, and a slow host. Made again by `python tests/gpu_rehearsal/table.py`.
 
 | implementation | mode | timer | cache | timer says | model knows | ratio | flags |
 | :--- | :--- | :--- | :--- | ---: | ---: | ---: | :--- |

@@ -81,10 +81,12 @@ def test_the_script_for_a_borrowed_gpu_is_cut_off_and_goes_on(tmp_path: Path) ->
     code, said, first = run(14)
     assert (code, "run the same line again" in said) == (1, True), said
     assert 1 <= len(first) < 16
-    code, said, files = run(235)
+    code, said, files = run(600)  # of a machine that others use too
     assert code == 0, said
     assert files.items() > first.items(), "a step was run again"
     answers = {name: json.loads((tmp_path / name).read_text()) for name in files}
     assert len(answers) == 16
     (escaped,) = (answer for answer in answers.values() if answer["step"] == "escaped")
     assert {row["reason"] for row in escaped["rows"]} == {"escaped_stream"}
+    (captures,) = (answer for answer in answers.values() if answer["step"] == "captures")
+    assert [row["status"] for row in captures["rows"]] == ["failed", "ok"]

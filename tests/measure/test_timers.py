@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from mhaprof.measure import sampling
-from mhaprof.measure.timers import Batch, EventTimer, GraphTimer, WallTimer
+from mhaprof.measure.timers import EventTimer, GraphTimer, WallTimer
 
 
 class Device:
@@ -168,8 +168,7 @@ def test_launch_bound_is_a_short_kernel_or_a_host_slower_than_what_goes_ahead(
 ) -> None:
     device = Device()
     timer = device.timer(cold=ahead)
-    taken = Batch(samples_s=[sample_s] * 3, enqueue_s=enqueue_s)
-    assert timer.is_launch_bound(device.call, taken) is expected
+    assert timer.is_launch_bound(device.call, [sample_s] * 3, enqueue_s) is expected
 
 
 def test_a_hot_call_has_a_backlog_ahead_instead_of_a_flush() -> None:
