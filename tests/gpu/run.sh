@@ -4,6 +4,7 @@
 #
 #     tests/gpu/run.sh [DIRECTORY]        (default: $OUT, else results/gpu)
 #     PART=2 tests/gpu/run.sh [DIRECTORY] (a second call: all tests that need a device)
+#     ONLY="newcomer lost" tests/gpu/run.sh [DIRECTORY]
 #
 # Needs a python with mhaprof's test extra; PYTHON names another one.  The exit code is 0 when
 # every step ended as it should, 1 when one did not, 4 without a device (nothing is written).

@@ -167,7 +167,10 @@ def main() -> int:
     ends = time.monotonic() + given.limit
     given.folder.mkdir(parents=True, exist_ok=True)
     steps, good = (FIRST, SECOND)[given.part - 1], True
+    only = os.environ.get("ONLY", "").split() or [step.name for step in steps]
     for number, step in enumerate(steps, start=1):
+        if step.name not in only:
+            continue
         file = given.folder / f"{given.part}-{number:02}-{step.name}.json"
         if not file.exists():
             left = ends - time.monotonic()

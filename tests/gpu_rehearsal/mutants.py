@@ -139,12 +139,6 @@ MUTATIONS: dict[str, tuple[str, str, str, str]] = {
         "        except ValueError:\n",
         "error_in_the_middle",
     ),
-    "no wait of the side stream for the inputs": (
-        "measure/devices.py",
-        "        side.wait_stream(outer)\n",
-        "",
-        "error_in_the_middle or leaves_no_block or cold_events",
-    ),
     "the flush covers nothing": (
         "measure/timers.py",
         "        late = enqueue - ahead_s\n",

@@ -18,7 +18,9 @@ BOTH = 2
 def outcomes() -> Iterator[dict[str, Future[tuple[int, str]]]]:
     """Try all mutations, each in a process that is forked from one with torch in it."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "pytest", "simcuda", "pydantic", "typer", "rich"])
+    context.set_forkserver_preload(
+        ["torch._dynamo", "pytest", "simcuda", "pydantic", "typer", "rich.table", "ruamel.yaml"]
+    )
     with ProcessPoolExecutor(BOTH, mp_context=context, max_tasks_per_child=1) as pool:
         yield {name: pool.submit(mutants.outcome_of, name) for name in mutants.MUTATIONS}
 
