@@ -216,3 +216,45 @@ def test_the_measured_peak_is_what_the_allocator_gave(cuda: Any, rows: Any) -> N
     assert row["peak_bytes"] == pytest.approx(row["predicted_peak_bytes"], rel=0.35)
     assert row["peak_bytes"] % 512 == 0
     assert sim.allocated == 0
+
+
+def test_half_precision_runs_on_flash_and_a_kernel_that_is_not_there_says_so(
+    cuda: Any, rows: Any
+) -> None:
+    sim = cuda(flops={"bfloat16": 1e10, "float64": 1e12, "float32": 1e12})
+    names = (
+        "--impl",
+        "sdpa",
+        "--impl",
+        "sdpa-flash",
+        "--impl",
+        "sdpa-math",
+        "--impl",
+        "sdpa-cudnn",
+    )
+    found = rows(*names, "--dtype", "bfloat16", "--samples", 6, "--no-memory")
+    backends = [row["resolved_backend"] for row in found]
+    assert backends == ["flash", "flash", "math", None]
+    assert (found[-1]["status"], found[-1]["reason"]) == ("skipped", "backend_unavailable")
+    assert found[0]["latency_median_s"] == pytest.approx(found[1]["latency_median_s"])
+    assert (sim.allocated, sim.races) == (0, [])
+
+
+def test_the_environment_is_that_of_the_device(cuda: Any, mhaprof: Any) -> None:
+    cuda(memory=10**9)
+    ran = mhaprof("env", "--device", "cuda", "--format", "json")
+    assert ran.code == 0
+    told = {row["name"]: row["value"] for row in ran.rows}
+    assert told["device_name"] == "NVIDIA H200"
+    assert told["device_memory_bytes"] == told["device_available_bytes"] == 10**9
+    assert (told["l2_bytes"], told["driver"]) == (2**20, "580.00")
+
+
+@pytest.mark.slow
+def test_implementations_are_verified_on_the_device(cuda: Any, mhaprof: Any) -> None:
+    sim = cuda()
+    ran = mhaprof("verify", "--impl", "sdpa", "--device", "cuda", "--format", "json")
+    assert ran.code == 0, ran.err
+    assert {row["status"] for row in ran.rows} <= {"ok", "skipped"}
+    assert len(sim.kernels) > 100
+    assert sim.allocated == 0

@@ -79,7 +79,8 @@ def LIBRARY_OF_ATTENTION() -> torch.library.Library:  # noqa: N802
         ("flash_attention", _flash),
         ("flash_attention_backward", _flash_backward),
     ):
-        library.impl(f"_scaled_dot_product_{name}", function, "CPU")
+        with warnings.catch_warnings(action="ignore"):  # registered before, and destroyed
+            library.impl(f"_scaled_dot_product_{name}", function, "CPU")
     return library
 
 
