@@ -232,10 +232,8 @@ def _half_medians(samples_s: list[float]) -> tuple[float, float]:
 
 def _finished(known: _Known, elapsed: float) -> bool:
     rule = known.rule
-    if not known.samples:
-        return False
-    if elapsed >= rule.max_time_s:
-        return True
+    if not known.samples or elapsed >= rule.max_time_s:
+        return bool(known.samples)
     return known.converged if rule.samples is None else known.samples >= rule.samples
 
 

@@ -35,12 +35,7 @@ def escaped(call: Call) -> Failed | None:
     call()
     torch.cuda.synchronize()
     count = max(1, min(MOST_CALLS, int(BLOCK_S / (time.perf_counter() - started))))
-
-    def calls() -> None:
-        for _ in range(count):
-            call()
-
-    found = min(_elsewhere_s(calls) - _elsewhere_s(lambda: None) for _ in range(TRIES))
+    found = min(_elsewhere_s(call, count) - _elsewhere_s(call, 0) for _ in range(TRIES))
     if found < LEAST_S:
         return None
     return Failed(
@@ -51,7 +46,7 @@ def escaped(call: Call) -> Failed | None:
     )
 
 
-def _elsewhere_s(calls: Call) -> float:
+def _elsewhere_s(call: Call, count: int) -> float:
     """Return the device time on the default stream, or after the current stream is done."""
     import torch
 
@@ -63,7 +58,8 @@ def _elsewhere_s(calls: Call) -> float:
         with torch.cuda.stream(stream):
             torch.cuda._sleep(BLOCK_CYCLES)  # type: ignore[no-untyped-call]
     start.record(default)
-    calls()
+    for _ in range(count):
+        call()
     # Where the calls waited for the device, the gap between these events is the host's.
     enqueued_in_time = not start.query()
     end.record(default)
