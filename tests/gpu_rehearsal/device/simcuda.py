@@ -274,18 +274,20 @@ class graph:  # noqa: N801  (torch's name)
         self.context.__exit__(None, None, None)
 
 
-@contextlib.contextmanager
-def stream_context(stream: Stream | None) -> Iterator[None]:
-    if stream is None:
-        yield
-        return
-    device, before = SIM.device, SIM.currents[stream.index]
-    SIM.device, SIM.currents[stream.index] = stream.index, stream
-    try:
-        yield
-    finally:
-        SIM.currents[stream.index] = before
-        SIM.device = device
+class stream_context:  # noqa: N801
+    """``torch.cuda.stream``; no generator, whose end would come when it is collected."""
+
+    def __init__(self, stream: Stream | None) -> None:
+        self.stream = stream
+
+    def __enter__(self) -> None:
+        if self.stream is not None:
+            self.device, self.before = SIM.device, SIM.currents[self.stream.index]
+            SIM.device, SIM.currents[self.stream.index] = self.stream.index, self.stream
+
+    def __exit__(self, *error: object) -> None:
+        if self.stream is not None:
+            SIM.currents[self.stream.index], SIM.device = self.before, self.device
 
 
 @contextlib.contextmanager
