@@ -285,7 +285,7 @@ class Latency(Record):
     ``samples_s`` is what the timer names (device time for ``cuda-events``, wall time
     for ``wall``); ``process_time_s`` and ``enqueue_s`` are parallel lists where the
     timer has them.  ``first_call_s`` is apart (compilation, lazy loading).
-    ``flags`` are among contended, throttled, launch_bound, above_peak,
+    ``flags`` are among contended, throttled, power_limited, launch_bound, above_peak,
     compile_fallback.  ``torch`` and ``driver`` are versions; a CPU has no driver.
     ``gpu_before`` and ``gpu_after`` sampling are the state of an NVIDIA GPU under load:
     clocks (MHz), power (W), temperature (degrees C), throttle reasons, other processes.

@@ -80,7 +80,7 @@ def _competitor(device: str, before: conditions.CpuState, threads: int) -> str |
     if not device.startswith("cuda"):
         return None
     with nvidia.reader(device) as read:
-        return load.flags_of(read() if read else None).get("contended")
+        return load.flags_of(*([read()] if read else [])).get("contended")
 
 
 def _matmul_rate(device: str, name: str, n: int) -> float | None:

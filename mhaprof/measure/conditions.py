@@ -7,20 +7,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mhaprof.measure.devices import ROOT
-
-FLAG_SENTENCES: Mapping[str, str] = {
-    "contended": "other work competed for the machine while this was measured",
-    "throttled": "the device lowered its clocks for power or heat while this was measured",
-    "launch_bound": "the host's launches, not the device, set the pace; see the graph time",
-    "above_peak": "faster than the device's peak allows: the peak or the count is wrong",
-    "compile_fallback": "torch.compile broke the graph or compiled again while timing",
-}
-"""What each flag of a row means, in one sentence."""
 
 LEAST_CPU_SHARE = 0.95
 """CPU time / wall time at one thread; runs above kept within 1 % of the truth."""

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from mhaprof.errors import Unavailable, UsageError
 from mhaprof.measure.timers import Call, EventTimer, WallTimer
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 FLUSH_BYTES = 256 * 2**20
 """Least bytes that a flush writes (or, on a CPU, reads)."""
+
+SPIN_CYCLES = 200_000
+"""About 0.1 ms of a GPU, without touching memory: longer than enqueueing most calls takes."""
 
 CUDA_DRIVER = "libcuda.so.1"
 """What the CUDA runtime loads before it can find a device."""
@@ -219,15 +222,24 @@ def threads(count: int | None) -> Iterator[None]:
 
 @contextmanager
 def tf32(allowed: bool) -> Iterator[None]:
-    """Run the body with TF32 matrix products allowed or not on CUDA, then restore."""
+    """Run the body with TF32 matrix products allowed or not on CUDA, then restore.
+
+    By the setting that was used before: once torch's newer one was (2.9 on), reading the
+    older raises, and setting the newer would let the older, which the compiler reads, raise.
+    """
     import torch
 
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if allowed else "highest")
+    matmul, put = torch.backends.cuda.matmul, torch.set_float32_matmul_precision
+    try:
+        before, wanted = torch.get_float32_matmul_precision(), "high" if allowed else "highest"
+    except RuntimeError:
+        put = functools.partial(setattr, matmul, "fp32_precision")
+        before, wanted = matmul.fp32_precision, "tf32" if allowed else "ieee"
+    put(wanted)
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        put(before)
 
 
 def current(device: str) -> AbstractContextManager[object]:
@@ -249,24 +261,46 @@ def side_stream(device: str) -> Iterator[None]:
     A graph cannot be captured on the default stream, and a backward operator runs on
     the stream of its forward: so all that is timed of a point runs on this one.  It waits
     for what was enqueued before.  Afterwards, by an error too, the device and the stream
-    from before are current again.
+    from before are current again, and wait for it: memory goes back to that stream.
     """
     import torch
 
     with current(device):
-        outer, side = torch.cuda.current_stream(), _stream_of(device)
+        outer, side = torch.cuda.current_stream(), _stream_of(torch.cuda.current_device())
         side.wait_stream(outer)
-        with torch.cuda.stream(side):
-            yield
-        outer.wait_stream(side)
+        try:
+            with torch.cuda.stream(side):
+                yield
+        finally:
+            # A device that is lost has said so before.
+            with contextlib.suppress(RuntimeError):
+                outer.wait_stream(side)
 
 
 @functools.cache
-def _stream_of(device: str) -> torch.cuda.Stream:
+def _stream_of(index: int) -> torch.cuda.Stream:
     """Return the one side stream of a device: torch keeps the memory that is free by stream."""
     import torch
 
-    return torch.cuda.Stream(torch.device(device))  # type: ignore[no-untyped-call]
+    return torch.cuda.Stream(torch.device("cuda", index))  # type: ignore[no-untyped-call]
+
+
+def is_lost(device: str, wait: Call | None = None) -> bool:
+    """Say whether an accelerator's context is broken: every later call would fail too.
+
+    After an illegal access CUDA reports the same error on any call of the process.
+    """
+    if device.partition(":")[0] not in ("cuda", "xpu", "mps"):
+        return False
+    import torch
+
+    if wait is None and not torch.accelerator.is_available():
+        return False
+    try:
+        wait() if wait else synchronize(device)
+    except RuntimeError:
+        return True
+    return False
 
 
 def synchronize(device: str) -> None:
@@ -307,6 +341,7 @@ def make_timer(device: str, *, cache: Cache) -> WallTimer | EventTimer:
             event=lambda: torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
             synchronize=torch.cuda.synchronize,
             flush=flush,
+            backlog=None if flush else functools.partial(cast(Any, torch.cuda)._sleep, SPIN_CYCLES),
         )
     return EventTimer(
         name=f"{kind}-events",
@@ -317,14 +352,17 @@ def make_timer(device: str, *, cache: Cache) -> WallTimer | EventTimer:
 
 
 def _device_flush(device: str) -> Call:
-    """Return a call that overwrites max(2 x L2, 256 MiB) on the current stream."""
+    """Return a call that reads max(2 x L2, 256 MiB) on the current stream.
+
+    What it would write is still to be written back when the call that is timed begins.
+    """
     import torch
 
     size = FLUSH_BYTES
     if device.startswith("cuda"):
         size = max(size, 2 * l2_bytes(device))
-    buffer: torch.Tensor = torch.empty(size // 4, dtype=torch.int32, device=device)
-    return buffer.zero_
+    buffer = torch.zeros(size // 4, dtype=torch.int32, device=device)
+    return buffer.sum
 
 
 def l2_bytes(device: str) -> int:

@@ -40,6 +40,7 @@ VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "CUDA_LAUNCH_BLOCKING",
     "NVIDIA_TF32_OVERRIDE",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",
     "PYTORCH_CUDA_ALLOC_CONF",
     "PYTORCH_ALLOC_CONF",
 )
@@ -61,7 +62,9 @@ def collect(device: str = "cpu", *, threads: int | None = None) -> Environment:
         **_versions(),
     }
     if device != "cpu":
-        _add_accelerator(device, software, hardware, state)
+        with contextlib.suppress(RuntimeError):  # of a device that is lost what came before
+            _add_accelerator(device, software, hardware, state)
+            state["device_available_bytes"] = memory.available_bytes(device)
     settings: dict[str, str | int | float | bool | None] = {
         name: os.environ[name] for name in VARIABLES if name in os.environ
     }
@@ -141,7 +144,6 @@ def _add_accelerator(
     import torch
 
     hardware["device_name"] = devices.device_name(device)
-    state["device_available_bytes"] = memory.available_bytes(device)
     if not device.startswith("cuda"):
         return
     for name, version in (("cuda", torch.version.cuda), ("hip", torch.version.hip)):

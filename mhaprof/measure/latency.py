@@ -13,7 +13,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mhaprof import stats
 from mhaprof.measure import (
     allocator,
     backend,
@@ -25,9 +24,10 @@ from mhaprof.measure import (
     numerics,
     nvidia,
     sampling,
+    streams,
 )
 from mhaprof.measure.sampling import ProgressCallback, Samples, StopRule, WarmUp, sample, warm_up
-from mhaprof.measure.timers import Call, EventTimer, GraphTimer, Timer, WallTimer, launch_bound
+from mhaprof.measure.timers import Call, EventTimer, GraphTimer, Timer, WallTimer
 from mhaprof.records import AUTO_BACKEND, Failed, Finding, Latency, Settings, Skipped
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 ACCELERATOR_WARM_UP = WarmUp(min_time_s=0.2)
 """Warm-up where clocks ramp up under load."""
+
+LAUNCH_BOUND = "the host's launches, not the device, set the pace; see the graph time"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,14 +91,13 @@ def measure(
     settings: Settings,
     rule: StopRule | None = None,
     progress: ProgressCallback | None = None,
-    least_s: float | None = None,
 ) -> Timed | Failed | Skipped:
     """Measure one point under ``settings``, whose device and dtype are set.
 
     Returns ``Failed`` (``wrong_result``) without any time when the first result is
-    wrong, ``Skipped`` (``backend_unavailable``) with torch's reasons when no kernel
-    takes the problem.  ``least_s`` is the time below which the device's peak is
-    exceeded.  Raises UsageError for a timer that the device does not have.
+    wrong, or (``escaped_stream``) when its work is where no event sees it; ``Skipped``
+    (``backend_unavailable``) with torch's reasons when no kernel takes the problem.
+    Raises UsageError for a timer that the device does not have.
     """
     device = settings.device or "cpu"
     timer = choose_timer(device, settings)
@@ -107,10 +108,12 @@ def measure(
         setup.resolved_backend = _resolved_backend(subject, setup)
         call = calls.mode_call(setup.run, setup.inputs, settings.mode)
         refused = _first_gradients(call, setup)
+        if refused is None and device.startswith("cuda"):
+            refused = streams.escaped(call)
         if refused is not None:
             return refused
         if settings.timer == "graph":
-            timer, call = _graph_timer(subject, setup, timer)
+            timer, call = _graph_timer(timer, call)
         return _timed(
             subject,
             setup,
@@ -118,7 +121,6 @@ def measure(
             call=call,
             rule=rule or StopRule(),
             progress=progress,
-            least_s=least_s,
         )
 
 
@@ -212,6 +214,7 @@ def _resolved_backend(subject: Subject, setup: _Setup) -> str | None:
 def _first_gradients(call: Call, setup: _Setup) -> Failed | None:
     """Call the backward pass once, add it to the first call's time, check for NaN."""
     if setup.settings.mode != "forward":
+        devices.synchronize(setup.device)
         started = time.perf_counter()
         gradients = call()
         devices.synchronize(setup.device)
@@ -231,20 +234,17 @@ def _timed(
     call: Call,
     rule: StopRule,
     progress: ProgressCallback | None,
-    least_s: float | None,
 ) -> Timed:
     """Warm up, sample, and assemble the row."""
-    settings, device = setup.settings, setup.device
-    on_cuda = device.startswith("cuda")
+    device = setup.device
     timed_call = _waiting(call, timer, device)
     warm_rule = WarmUp() if device == "cpu" else ACCELERATOR_WARM_UP
     warm_calls = warm_up(timer, timed_call, rule=warm_rule, progress=progress)
-    gpu_before = load.gpu_under_load(call, device) if on_cuda else None
     before = conditions.cpu_state()
-    taken = sample(timer, timed_call, rule=rule, progress=progress)
+    with load.watched(timer, device) as (watched, gpu_states):
+        taken = sample(watched, timed_call, rule=rule, progress=progress)
     after = conditions.cpu_state()
-    gpu_after = load.gpu_under_load(call, device) if on_cuda else None
-    setup.flags |= load.flags_of(gpu_before, gpu_after)
+    setup.flags |= load.flags_of(*gpu_states)
     if device == "cpu":
         _note(
             setup.flags,
@@ -252,20 +252,21 @@ def _timed(
             conditions.contention(
                 before,
                 after,
-                threads=cpu_threads(settings),
+                threads=cpu_threads(setup.settings),
                 samples_s=taken.samples_s,
                 process_time_s=taken.process_time_s,
                 paused_s=taken.paused_s,
             ),
         )
-    graph_samples = None
-    if isinstance(timer, EventTimer) and launch_bound(taken.samples_s, taken.enqueue_s):
-        setup.flags["launch_bound"] = conditions.FLAG_SENTENCES["launch_bound"]
-        graph_samples = _graph_samples(subject, setup, timer, rule)
+    graph_samples, interrupted = None, taken.interrupted
+    try:
+        # After Ctrl-C nothing more is launched.
+        if isinstance(timer, EventTimer) and not interrupted:
+            graph_samples = _graph_samples(setup, timer, call, taken, rule)
+    except KeyboardInterrupt:
+        interrupted = True
     if setup.compiled is not None:
         _note(setup.flags, "compile_fallback", setup.compiled.fallback())
-    if least_s is not None and stats.median(taken.samples_s) < least_s:
-        setup.flags["above_peak"] = conditions.FLAG_SENTENCES["above_peak"]
     return Timed(
         latency=_latency(
             setup,
@@ -273,10 +274,10 @@ def _timed(
             timer=timer,
             warmup_calls=warm_calls,
             graph_samples=graph_samples,
-            gpu_states=(gpu_before, gpu_after),
+            gpu_states=gpu_states,
         ),
         findings=_findings(subject, setup, taken, rule),
-        interrupted=taken.interrupted,
+        interrupted=interrupted,
     )
 
 
@@ -287,7 +288,7 @@ def _latency(
     timer: Timer,
     warmup_calls: int,
     graph_samples: list[float] | None,
-    gpu_states: tuple[nvidia.GpuState | None, nvidia.GpuState | None],
+    gpu_states: list[nvidia.GpuState],
 ) -> Latency:
     """Assemble the record of a row."""
     import torch
@@ -295,7 +296,7 @@ def _latency(
     settings, device, check = setup.settings, setup.device, setup.check
     assert check is not None
     on_cpu = device == "cpu"
-    gpu_before, gpu_after = (None if state is None else state.values() for state in gpu_states)
+    states = [state.values() for state in gpu_states]
     return Latency(
         device=device,
         device_name=devices.device_name(device),
@@ -319,8 +320,8 @@ def _latency(
         max_error=check.max_error,
         tolerance=check.tolerance,
         flags=list(setup.flags),
-        gpu_before=gpu_before,
-        gpu_after=gpu_after,
+        gpu_before=states[0] if states else None,
+        gpu_after=states[-1] if states else None,
     )
 
 
@@ -340,32 +341,33 @@ def _note(flags: dict[str, str], flag: str, sentence: str | None) -> None:
 
 
 def _graph_samples(
-    subject: Subject, setup: _Setup, timer: EventTimer, rule: StopRule
+    setup: _Setup, timer: EventTimer, call: Call, taken: Samples, rule: StopRule
 ) -> list[float] | None:
-    """Time a launch-bound call as a CUDA graph; None where it cannot be captured."""
+    """Time a launch-bound call as a CUDA graph, flagged; None where it cannot be captured."""
+    if not timer.is_launch_bound(call, taken.samples_s, taken.enqueue_s or [0.0]):
+        return None
+    setup.flags["launch_bound"] = LAUNCH_BOUND
     if not setup.device.startswith("cuda"):
         return None
     try:
-        graph_timer, call = _graph_timer(subject, setup, timer)
+        graph_timer, replay = _graph_timer(timer, call)
     except RuntimeError as error:
         setup.flags["launch_bound"] += f" (none: {str(error).splitlines()[0]})"
         return None
-    warm_up(graph_timer, call, rule=ACCELERATOR_WARM_UP)
-    return sample(graph_timer, call, rule=rule).samples_s
+    warm_up(graph_timer, replay, rule=ACCELERATOR_WARM_UP)
+    taken = sample(graph_timer, replay, rule=rule)
+    if taken.interrupted:
+        raise KeyboardInterrupt
+    return taken.samples_s
 
 
-def _graph_timer(subject: Subject, setup: _Setup, timer: Timer) -> tuple[GraphTimer, Call]:
-    """Capture the call, on rotating inputs unless hot; return the timer of the replay, and it."""
+def _graph_timer(timer: Timer, call: Call) -> tuple[GraphTimer, Call]:
+    """Capture the call; return the timer of the replay, and it."""
     assert isinstance(timer, EventTimer)
-    captured = graphs.calls_on(
-        lambda inputs: calls.mode_call(setup.run, inputs, setup.settings.mode),
-        setup.inputs,
-        subject.inputs,
-        cache=timer.cache,
-        l2_bytes=devices.l2_bytes(setup.device),
-    )
-    replay = graphs.replay_of(graphs.capture(captured), captured)
-    return GraphTimer(events=timer, calls=len(captured)), replay
+    count = graphs.HOT_CALLS if timer.cache == "hot" else 1
+    graph = graphs.capture(call, count)
+    # What the call reads has to live as long as its replay does.
+    return GraphTimer(events=timer, calls=count), lambda: (graph.replay(), call)
 
 
 def _waiting(call: Call, timer: Timer, device: str) -> Call:

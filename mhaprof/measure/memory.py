@@ -79,21 +79,6 @@ def predict(
     return Demand(resident=resident, activations=activations, scores=scores, reference=reference)
 
 
-def predict_peak_bytes(
-    spec: AttentionSpec,
-    *,
-    fused: bool,
-    dtype_bytes: int,
-    mode: Mode = "forward",
-    check_reference: bool = True,
-) -> int:
-    """Return the peak of ``predict``, in bytes."""
-    demand = predict(
-        spec, fused=fused, dtype_bytes=dtype_bytes, mode=mode, check_reference=check_reference
-    )
-    return demand.peak_bytes
-
-
 def _input_elements(spec: AttentionSpec) -> int:
     """Count the elements of all inputs, as attention/base lists them."""
     elements = spec.batch * spec.tokens * spec.dim

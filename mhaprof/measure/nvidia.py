@@ -12,8 +12,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+POWER_CAP = "power cap"
+
 THROTTLE_REASONS: Mapping[int, str] = {
-    0x04: "power cap",
+    0x04: POWER_CAP,
     0x08: "hardware slowdown",
     0x20: "software thermal limit",
     0x40: "hardware thermal limit",

@@ -16,7 +16,13 @@ from mhaprof.measure.timers import Batch, Call, Timer
 from mhaprof.units import format_percent, format_seconds
 
 BATCH_S = 0.05
-"""Length of a batch, in seconds: how often the stop rule and the progress look."""
+"""Longest batch, in seconds: how often the clock and the progress look."""
+
+MORE = 1.25
+"""Factor of samples after which the interval is looked at again.
+
+Looking takes time in proportion to the samples, in which a GPU idles and its clocks drop.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,11 +139,12 @@ def sample(
     """
     batches: list[Batch] = []
     times: list[float] = []
+    known = _Known(rule)
     interrupted, elapsed, paused = False, 0.0, 0.0
     with _collector_paused():
         started = clock()
         try:
-            while not _finished(times, elapsed, rule):
+            while not _finished(known, elapsed):
                 budget = min(BATCH_S, rule.max_time_s - elapsed)
                 per_sample = elapsed / len(times) if times else 0.0
                 count = _batch_size(timer, per_sample_s=per_sample, budget_s=budget)
@@ -146,14 +153,15 @@ def sample(
                 batches.append(timer.batch(call, count))
                 times += batches[-1].samples_s
                 elapsed = clock() - started - paused
+                known.look(times, elapsed)
                 if progress is not None:
-                    known = Progress(
+                    so_far = Progress(
                         stage="sampling",
                         samples=len(times),
-                        precision=stats.summarize(times).precision,
+                        precision=known.precision,
                         elapsed_s=elapsed,
                     )
-                    paused += progress(known) or 0.0
+                    paused += progress(so_far) or 0.0
         except KeyboardInterrupt:
             if not batches:
                 raise
@@ -169,6 +177,25 @@ def sample(
     )
 
 
+class _Known:
+    """What the samples show, looked at anew whenever they are a quarter more."""
+
+    def __init__(self, rule: StopRule) -> None:
+        self.rule, self.samples, self.converged = rule, 0, False
+        self.precision: float | None = None
+        self._next, self._may_stop = 1.0, False
+
+    def look(self, times: list[float], elapsed: float) -> None:
+        """Look at all samples, if it is time to: also as soon as the rule may stop."""
+        rule, self.samples = self.rule, len(times)
+        may_stop = elapsed >= rule.min_time_s and len(times) >= rule.min_samples
+        if len(times) < self._next and may_stop == self._may_stop:
+            return
+        self._next, self._may_stop = MORE * len(times), may_stop
+        self.precision = stats.summarize(times).precision
+        self.converged = may_stop and _bears(times, self.precision, rule)
+
+
 def is_converged(samples_s: list[float], rule: StopRule) -> bool:
     """Say whether the samples bear the precision that ``rule`` asks for.
 
@@ -177,7 +204,10 @@ def is_converged(samples_s: list[float], rule: StopRule) -> bool:
     """
     if len(samples_s) < rule.min_samples:
         return False
-    precision = stats.summarize(samples_s).precision
+    return _bears(samples_s, stats.summarize(samples_s).precision, rule)
+
+
+def _bears(samples_s: list[float], precision: float | None, rule: StopRule) -> bool:
     if precision is None or precision > rule.precision:
         return False
     return _agree(*_half_medians(samples_s), 2 * rule.precision)
@@ -200,14 +230,11 @@ def _half_medians(samples_s: list[float]) -> tuple[float, float]:
     return stats.median(samples_s[:middle]), stats.median(samples_s[middle:])
 
 
-def _finished(times: list[float], elapsed: float, rule: StopRule) -> bool:
-    if not times:
-        return False
-    if elapsed >= rule.max_time_s:
-        return True
-    if rule.samples is not None:
-        return len(times) >= rule.samples
-    return elapsed >= rule.min_time_s and is_converged(times, rule)
+def _finished(known: _Known, elapsed: float) -> bool:
+    rule = known.rule
+    if not known.samples or elapsed >= rule.max_time_s:
+        return bool(known.samples)
+    return known.converged if rule.samples is None else known.samples >= rule.samples
 
 
 def _batch_size(timer: Timer, *, per_sample_s: float, budget_s: float) -> int:

@@ -7,20 +7,28 @@ the calls is tested without the device.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from mhaprof.records import Cache
+from mhaprof.stats import median
 
 Call = Callable[[], object]
 
 LAUNCH_BOUND_SHARE = 0.8
 """Share of a sample that the host spent enqueueing, from which the host sets the pace."""
 
+FREE_SHARE = 0.05
+"""Share up to which it does not; between them a trial with more work ahead tells."""
+
+MOST_AHEAD = 400
+"""Launches ahead of the calls of a trial: well under what a CUDA stream queues."""
+
 LAUNCH_BOUND_S = 50e-6
-"""Device time below which events around a call measure mostly the launch."""
+"""Time below which events around a call, with nothing ahead of it, measure mostly the launch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,16 +124,18 @@ class EventTimer:
     """Time a call on a device: a pair of events around it on the current stream.
 
     Nothing waits inside a batch; one synchronize at its end makes the events readable.
-    A flush is enqueued before the first event of each pair: besides emptying the L2 it
-    keeps the device busy while the host enqueues the call.  ``max_batch`` keeps the
-    launches of a batch well under the 1024 that a CUDA stream queues: beyond that the
-    host is held back and its enqueue time means nothing.
+    Before the first event of each pair goes a ``flush``, which empties the L2, or if hot a
+    ``backlog``, which leaves it: either keeps the device busy while the host enqueues the
+    call, so that gaps between launches are not timed.  ``max_batch`` keeps the launches of
+    a batch well under the 1024 that a CUDA stream queues: beyond that the host is held
+    back and its enqueue time means nothing.
     """
 
     name: str
     event: Callable[[], Event]
     synchronize: Call
     flush: Call | None = None
+    backlog: Call | None = None
     host_ns: Callable[[], int] = time.perf_counter_ns
     max_batch: int = 20
 
@@ -136,12 +146,12 @@ class EventTimer:
 
     def batch(self, call: Call, count: int) -> Batch:
         """Take ``count`` samples of ``call``."""
-        host_ns, flush = self.host_ns, self.flush
+        host_ns, ahead = self.host_ns, self.flush or self.backlog
         pairs = [(self.event(), self.event()) for _ in range(count)]
         enqueue = []
         for start, end in pairs:
-            if flush is not None:
-                flush()
+            if ahead is not None:
+                ahead()
             start.record()
             host_start = host_ns()
             call()
@@ -151,6 +161,39 @@ class EventTimer:
         self.synchronize()
         samples = [start.elapsed_time(end) * 1e-3 for start, end in pairs]
         return Batch(samples_s=samples, enqueue_s=enqueue)
+
+    def is_launch_bound(
+        self, call: Call, samples_s: Sequence[float], enqueue_s: Sequence[float]
+    ) -> bool:
+        """Say whether the host's launches, not the device, set the pace of what was sampled.
+
+        They do where enqueueing goes on for most of a sample after the device is through with
+        what went ahead of it, not where it is then over.  Between them the call is timed once
+        more behind enough work.  The least enqueue time counts: a full queue only adds to it.
+        """
+        ahead, middle = self.flush or self.backlog, median(samples_s)
+        enqueue, ahead_s = min(enqueue_s), self._ahead_s(ahead)
+        late = enqueue - ahead_s
+        if late >= LAUNCH_BOUND_SHARE * middle or ahead is None:
+            return late >= LAUNCH_BOUND_SHARE * middle or middle < LAUNCH_BOUND_S
+        times = math.ceil(enqueue / ahead_s) + 1
+        count = min(self.max_batch, MOST_AHEAD // times)
+        if late <= FREE_SHARE * middle or not count:
+            return False
+        more = replace(self, flush=lambda: [ahead() for _ in range(times)])
+        return median(more.batch(call, count).samples_s) < (1 - 2 * FREE_SHARE) * middle
+
+    def _ahead_s(self, ahead: Call | None) -> float:
+        """Measure the device time of what goes ahead of a call; a first hides its launch."""
+        if ahead is None:
+            return 0.0
+        start, end = self.event(), self.event()
+        ahead()
+        start.record()
+        ahead()
+        end.record()
+        self.synchronize()
+        return start.elapsed_time(end) * 1e-3
 
 
 class Graph(Protocol):
@@ -166,9 +209,7 @@ class GraphTimer:
     """Time the replay of a captured graph: device time without the host's launches.
 
     The graph holds ``calls`` calls; a sample is the time of one replay divided by them.
-    Cold, each has input buffers of its own, so that one call does not find its inputs
-    in the cache because the last one left them there; the weights are the same in all,
-    and only the first call of a replay finds them cold.  Hot, all have the same inputs.
+    Cold it holds one, after a flush: a second would find what the first left in the cache.
     The call that ``batch`` gets must be a replay.
     """
 
@@ -190,16 +231,3 @@ class GraphTimer:
         """Take ``count`` samples, each of one replay."""
         taken = self.events.batch(call, count)
         return Batch(samples_s=[sample / self.calls for sample in taken.samples_s])
-
-
-def launch_bound(samples_s: Sequence[float], enqueue_s: Sequence[float] | None) -> bool:
-    """Say whether the host's launches, not the device, set the pace of a call.
-
-    True when a call takes under 50 us on the device, or when enqueueing it takes 0.8
-    of the time between its events.  The least enqueue time counts: a full queue only
-    ever adds to it.  False for timers that do not enqueue.
-    """
-    if not enqueue_s:
-        return False
-    middle = sorted(samples_s)[len(samples_s) // 2]
-    return middle < LAUNCH_BOUND_S or min(enqueue_s) >= LAUNCH_BOUND_SHARE * middle

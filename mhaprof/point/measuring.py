@@ -6,10 +6,10 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Literal
 
 from mhaprof.errors import UsageError
-from mhaprof.point.boundary import guarded
+from mhaprof.point.boundary import guarded, worded
 from mhaprof.point.counting import count, count_own
 from mhaprof.point.options import MeasureOptions
-from mhaprof.point.roof import least_seconds, peaks_of, roof_of
+from mhaprof.point.roof import above_peak, peaks_of, roof_of
 from mhaprof.point.timing import peak_bytes, predict_memory, time_point
 from mhaprof.records import (
     Failed,
@@ -97,28 +97,32 @@ def _measure_on_device(
     if "latency" not in what:
         memory = _with_peak(memory, point, implementation, options)
         return counted.model_copy(update={"memory": memory})
-    assert counted.counts is not None
-    peaks = peaks_of(point, options)
-    timed = time_point(
-        point,
-        implementation,
-        options,
-        progress=progress,
-        least_s=least_seconds(point, counted.counts, peaks),
-    )
+    timed = time_point(point, implementation, options, progress=progress)
     if isinstance(timed, Failed | Skipped):
         return timed
-    if "memory" in what and not timed.interrupted:
-        memory = _with_peak(memory, point, implementation, options)
-    findings = [*counted.findings, *timed.findings]
-    if timed.interrupted:
+    findings, interrupted = [*counted.findings, *timed.findings], timed.interrupted
+    if "memory" in what and not interrupted:
+        try:
+            memory = _with_peak(memory, point, implementation, options)
+        except KeyboardInterrupt:
+            interrupted = True
+        except (RuntimeError, MemoryError) as error:
+            # The time is good, whatever breaks now.
+            findings.append(Finding(code="no_peak", message=f"no measured peak: {worded(error)}"))
+    if interrupted:
         message = "interrupted: fewer samples than asked for"
         findings.insert(0, Finding(code="interrupted", message=message))
+    assert counted.counts is not None
+    latency, peaks = timed.latency, peaks_of(point, options, timed.latency)
+    if above_peak(point, counted.counts, latency, peaks):
+        message = "faster than the device's peak allows: the peak or the count is wrong"
+        latency = latency.model_copy(update={"flags": [*latency.flags, "above_peak"]})
+        findings.append(Finding(code="above_peak", message=message))
     return Measured(
         counts=counted.counts,
-        latency=timed.latency,
+        latency=latency,
         memory=memory,
-        roof=roof_of(point, counted.counts, timed.latency, peaks=peaks, fused=implementation.fused),
+        roof=roof_of(point, counted.counts, latency, peaks=peaks, fused=implementation.fused),
         findings=findings,
     )
 

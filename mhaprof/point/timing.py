@@ -54,12 +54,8 @@ def time_point(
     options: MeasureOptions,
     *,
     progress: ProgressCallback | None = None,
-    least_s: float | None = None,
 ) -> Timed | Failed | Skipped:
-    """Time one point whose settings name a device and a dtype.
-
-    ``least_s`` is the time below which the device's peak would be exceeded.
-    """
+    """Time one point whose settings name a device and a dtype."""
     from mhaprof.measure.latency import measure
     from mhaprof.measure.sampling import StopRule
 
@@ -74,7 +70,6 @@ def time_point(
         settings=point.settings,
         rule=rule,
         progress=progress,
-        least_s=least_s,
     )
 
 

@@ -29,6 +29,7 @@ from mhaprof.records import (
     Skipped,
 )
 from mhaprof.spec import AttentionSpec
+from mhaprof.stats import median
 from mhaprof.units import tflops_per_s
 
 Row = dict[str, Any]
@@ -88,6 +89,8 @@ LATENCY_COLUMNS = (
     "converged",
     "tflops_per_s",
     "tflops_per_s_exact",
+    "graph_median_s",
+    "enqueue_median_s",
     "first_call_s",
     "max_error",
     "tolerance",
@@ -204,6 +207,10 @@ def _add_latency(row: Row, latency: Latency, counts: Counts | None) -> None:
         outliers=summary.outliers,
         flags=" ".join(latency.flags) or None,
     )
+    if latency.graph_samples_s:
+        row["graph_median_s"] = median(latency.graph_samples_s)
+    if "launch_bound" in latency.flags and latency.enqueue_s:
+        row["enqueue_median_s"] = median(latency.enqueue_s)
     medians = latency.replicate_medians_s
     if medians:
         middle = sorted(medians)[len(medians) // 2]

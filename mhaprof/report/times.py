@@ -37,6 +37,11 @@ def latency_view(rows: Sequence[Row], *, title: str, compare: bool = True) -> Vi
         count("samples", "samples"),
         text("converged", "converged"),
     ]
+    if any(row.get("enqueue_median_s") for row in rows):
+        columns += [
+            number("graph", "graph_median_s", format_seconds),
+            number("enqueue", "enqueue_median_s", format_seconds),
+        ]
     if any(row.get("replicates") for row in rows):
         columns.append(number("spread of processes", "replicate_spread", format_percent))
     columns += [

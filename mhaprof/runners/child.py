@@ -15,7 +15,6 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
 
 from mhaprof.records import Failed
 from mhaprof.runners.base import Task, describe, measure_as, measurer_of
@@ -47,10 +46,7 @@ def main() -> None:
     while True:
         task = Task.model_validate_json(tasks.get())
         result = measure_as(measurer, task, given.local_device)
-        lost = isinstance(result.outcome, Failed) and device_lost(task.device)
-        if lost:
-            outcome = result.outcome.model_copy(update={"code": "device_lost"})
-            result = result.model_copy(update={"outcome": outcome})
+        lost = isinstance(result.outcome, Failed) and result.outcome.code == "device_lost"
         _send(driver, Answer(result=result, device_lost=lost))
 
 
@@ -73,26 +69,6 @@ def _receive(driver: socket.socket, tasks: queue.SimpleQueue[bytes]) -> None:
 
 def _send(driver: socket.socket, message: Hello | Answer) -> None:
     driver.sendall(message.model_dump_json().encode() + b"\n")
-
-
-def device_lost(device: str, synchronize: Callable[[], None] | None = None) -> bool:
-    """Say whether an accelerator's context is broken: every later call would fail too.
-
-    After an illegal access CUDA reports the same error on any call of the process.
-    """
-    if device.partition(":")[0] not in ("cuda", "xpu", "mps"):
-        return False
-    if synchronize is None:
-        import torch
-
-        if not torch.accelerator.is_available():
-            return False
-        synchronize = torch.accelerator.synchronize
-    try:
-        synchronize()
-    except RuntimeError:
-        return True
-    return False
 
 
 if __name__ == "__main__":

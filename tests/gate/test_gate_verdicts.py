@@ -348,6 +348,14 @@ def test_one_process_a_side_on_a_disturbed_gpu_proves_nothing(
     assert found(ran, "inconclusive") == [("p00", "latency", "too_few_rounds")]
 
 
+def test_a_power_cap_at_full_load_does_not_keep_a_gate_from_judging(
+    judge: Any, make_rows: Any
+) -> None:
+    base = make_rows(seed=1, points=1, rounds=None, flags="power_limited")
+    ran = judge(base, make_rows(seed=2, points=1, rounds=None, slower={0: 1.6}))
+    assert ran.code == 1
+
+
 def test_a_verdict_on_one_process_a_side_says_what_it_stands_on(
     mhaprof: Any, write_run: Any, make_rows: Any
 ) -> None:

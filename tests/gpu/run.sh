@@ -1,29 +1,14 @@
 #!/usr/bin/env bash
-# Run all checks that need a CUDA device, in under four minutes, and keep what they measured.
-# Timing comes first, the implementations, whose flex kernels are compiled, last.
+# What a borrowed CUDA device is asked first, in order of value, in under four minutes; each
+# answer is written as it comes.  The same line goes on where the last one was cut off.
 #
 #     tests/gpu/run.sh [DIRECTORY]        (default: $OUT, else results/gpu)
+#     PART=2 tests/gpu/run.sh [DIRECTORY] (a second call: all tests that need a device)
+#     ONLY="newcomer lost" tests/gpu/run.sh [DIRECTORY]
 #
-# Writes cuda_timing.json (numbers and environment), junit.xml and pytest.log there.
-# Needs a python with mhaprof's test extra; PYTHON names another one.  The exit code is
-# pytest's; without a device it is 4 and nothing is written.
+# Needs a python with mhaprof's test extra; PYTHON names another one.  The exit code is 0 when
+# every step ended as it should, 1 when one did not, 4 without a device (nothing is written).
 set -uo pipefail
 cd "$(dirname "$0")/../.."
-python="${PYTHON:-python3}"
-out="${1:-${OUT:-results/gpu}}"
-limit_s=235
-
-if ! "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
-    echo "no CUDA device (or no torch in $python): nothing was measured" >&2
-    exit 4
-fi
-mkdir -p "$out"
-export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
-export MHAPROF_GPU_RESULTS="$out/cuda_timing.json"
-# The interrupt lets pytest write what it has when the time is over.
-timeout --signal=INT --kill-after=10 "$limit_s" \
-    "$python" -m pytest -m gpu tests/gpu tests/sweep/test_gpu_workers.py tests/attention/test_on_a_gpu.py \
-    -v --durations=10 --junitxml="$out/junit.xml" 2>&1 | tee "$out/pytest.log"
-code=${PIPESTATUS[0]}
-echo "results in $out, exit code $code"
-exit "$code"
+export PYTHONPATH="$PWD:$PWD/tests/gpu_rehearsal${PYTHONPATH:+:$PYTHONPATH}"
+exec "${PYTHON:-python3}" tests/gpu/steps.py "${1:-${OUT:-results/gpu}}" --part "${PART:-1}" --limit "${LIMIT_S:-235}"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mhaprof.measure.conditions import FLAG_SENTENCES, CpuState, contention, cpu_state
+from mhaprof.measure.conditions import CpuState, contention, cpu_state
 
 BEFORE = CpuState(wall_s=0.0, process_s=0.0, switches=0, busy_s=100.0, steal_s=1.0, cores=4)
 QUIET = CpuState(wall_s=2.0, process_s=2.0, switches=3, busy_s=102.1, steal_s=1.0, cores=4)
@@ -70,23 +70,3 @@ def test_the_systems_times_are_read_in_seconds_of_all_cores(tmp_path: Path) -> N
         2,
     )
     assert cpu_state(root=tmp_path / "none").busy_s is None
-
-
-def test_every_flag_is_explained_in_one_sentence() -> None:
-    assert set(FLAG_SENTENCES) == {
-        "contended",
-        "throttled",
-        "launch_bound",
-        "above_peak",
-        "compile_fallback",
-    }
-    assert all("\n" not in sentence for sentence in FLAG_SENTENCES.values())
-
-
-def test_the_other_sides_turns_are_not_held_against_this_one() -> None:
-    after = replace(QUIET, busy_s=110.0, switches=60)
-    assert contention(BEFORE, after, threads=3) is not None
-    assert contention(BEFORE, after, threads=3, paused_s=1.0) is None
-    busy = replace(QUIET, switches=60)
-    assert contention(BEFORE, busy, threads=1) is None
-    assert "lost its core 60 times" in (contention(BEFORE, busy, threads=1, paused_s=1.0) or "")

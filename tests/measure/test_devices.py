@@ -193,6 +193,7 @@ class FakeCuda:
         monkeypatch.setattr(torch.cuda, "stream", self.stream)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda: FakeStream(self, "default"))
         monkeypatch.setattr(torch.cuda, "Stream", lambda device: FakeStream(self, f"side {device}"))
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: int(self.device_now[-1]))
 
     @contextlib.contextmanager
     def device(self, device: torch.device) -> Iterator[None]:
@@ -242,14 +243,15 @@ def test_a_side_stream_of_the_device_is_current_between_two_waits(fake_cuda: Fak
 
 
 def test_each_device_has_one_side_stream(fake_cuda: FakeCuda) -> None:
-    assert devices._stream_of("cuda:1") is devices._stream_of("cuda:1")
-    assert devices._stream_of("cuda:1") is not devices._stream_of("cuda:0")
+    assert devices._stream_of(1) is devices._stream_of(1)
+    assert devices._stream_of(1) is not devices._stream_of(0)
 
 
-def test_stream_and_device_are_restored_after_an_error(fake_cuda: FakeCuda) -> None:
+def test_stream_and_device_are_restored_after_an_error_and_wait(fake_cuda: FakeCuda) -> None:
     with pytest.raises(RuntimeError, match="broken"), devices.side_stream("cuda:1"):
         raise RuntimeError("broken")
     assert (fake_cuda.device_now, fake_cuda.stream_now) == ("cuda:0", "default")
+    assert fake_cuda.log[-1] == "default waits for side cuda:1 on cuda:1"
 
 
 def test_only_a_cuda_device_is_made_the_current_one(fake_cuda: FakeCuda) -> None:

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import nn
 
-from mhaprof.measure import backend, calls, conditions, devices, graphs, latency, nvidia
+from mhaprof.measure import backend, calls, conditions, devices, latency
 from mhaprof.measure.latency import Subject, Timed, measure
 from mhaprof.measure.sampling import Progress, StopRule
-from mhaprof.measure.timers import Batch, EventTimer
+from mhaprof.measure.timers import Batch
 from mhaprof.records import AUTO_BACKEND, Failed, Settings, Skipped
 
 CPU = Settings(device="cpu", dtype="float32", threads=1, cache="hot")
@@ -198,11 +198,6 @@ def test_contention_marks_the_row_and_says_why(monkeypatch: pytest.MonkeyPatch) 
     assert not row.findings[0].blocking
 
 
-def test_a_time_below_the_peaks_is_marked() -> None:
-    assert "above_peak" in timed(least_s=10.0).latency.flags
-    assert "above_peak" not in timed(least_s=1e-12).latency.flags
-
-
 def test_a_time_that_did_not_converge_says_what_it_lacks() -> None:
     turns = iter(range(10**9))
 
@@ -297,152 +292,6 @@ def test_a_compiled_row_says_so_and_keeps_its_compilation_apart() -> None:
     assert row.compiled
     assert row.flags in ([], ["contended"])
     assert row.first_call_s > row.summary.median
-
-
-class FakeGpu:
-    """Events on the host's clock, so that an accelerator's path runs on a CPU."""
-
-    def __init__(self, *, kernel_ms: float, enqueue_ns: int) -> None:
-        self.kernel_ms, self.now, self.enqueue_ns = kernel_ms, 0, enqueue_ns
-
-    def clock(self) -> int:
-        self.now += self.enqueue_ns
-        return self.now
-
-    def timer(self) -> EventTimer:
-        kernel_ms = self.kernel_ms
-
-        class Event:
-            def record(self) -> None:
-                pass
-
-            def elapsed_time(self, end_event: Any, /) -> float:
-                return kernel_ms
-
-        return EventTimer(
-            name="cuda-events",
-            event=Event,
-            synchronize=lambda: None,
-            flush=lambda: None,
-            host_ns=self.clock,
-        )
-
-
-@pytest.fixture
-def as_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[FakeGpu], Settings]]:
-    """Let ``measure`` believe in a CUDA device whose timer is a fake."""
-
-    def install(gpu: FakeGpu) -> Settings:
-        monkeypatch.setattr(devices, "make_timer", lambda device, cache: gpu.timer())
-        monkeypatch.setattr(devices, "device_name", lambda device: "Fake GPU")
-        monkeypatch.setattr(devices, "l2_bytes", lambda device: 4096)
-        monkeypatch.setattr(devices, "synchronize", lambda device: None)
-        monkeypatch.setattr(latency, "ACCELERATOR_WARM_UP", devices_warm_up())
-        monkeypatch.setattr(devices, "side_stream", lambda device: contextlib.nullcontext())
-        monkeypatch.setattr(nvidia, "reader", lambda device: contextlib.nullcontext())
-        return Settings(device="cuda", dtype="float32", tf32=True)
-
-    return install
-
-
-def devices_warm_up() -> Any:
-    return latency.ACCELERATOR_WARM_UP.__class__(min_time_s=0.001)
-
-
-def test_a_gpu_row_has_events_enqueue_times_and_tf32(
-    as_cuda: Callable[[FakeGpu], Settings],
-) -> None:
-    row = timed(settings=as_cuda(FakeGpu(kernel_ms=1.0, enqueue_ns=5_000))).latency
-    assert (row.timer, row.cache, row.tf32, row.threads) == ("cuda-events", "cold", True, None)
-    assert row.enqueue_s == pytest.approx([5e-6] * len(row.samples_s))
-    assert row.process_time_s is None
-    assert row.flags == []
-
-
-def test_a_launch_bound_row_gets_a_graph_time_on_rotating_inputs(
-    as_cuda: Callable[[FakeGpu], Settings], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    captured: list[int] = []
-
-    class Graph:
-        def replay(self) -> None:
-            pass
-
-    def capture(calls: list[Any]) -> Graph:
-        captured.append(len(calls))
-        for call in calls:
-            call()
-        return Graph()
-
-    monkeypatch.setattr(graphs, "capture", capture)
-    settings = as_cuda(FakeGpu(kernel_ms=0.04, enqueue_ns=5_000))
-    row = timed(settings=settings)
-    # 2 x L2 is 8192 bytes, one input 96: more sets than the most that are rotated.
-    assert captured == [16]
-    assert row.latency.flags == ["launch_bound"]
-    assert row.latency.graph_samples_s is not None
-    assert row.latency.graph_samples_s[0] == pytest.approx(4e-5 / 16)
-
-
-def test_a_launch_bound_row_without_a_graph_says_why(
-    as_cuda: Callable[[FakeGpu], Settings], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def capture(calls: list[Any]) -> None:
-        raise RuntimeError("operation not permitted when stream is capturing\nmore")
-
-    monkeypatch.setattr(graphs, "capture", capture)
-    row = timed(settings=as_cuda(FakeGpu(kernel_ms=0.04, enqueue_ns=5_000)))
-    assert row.latency.graph_samples_s is None
-    assert "not permitted when stream is capturing" in row.findings[0].message
-
-
-def test_throttling_and_neighbours_mark_a_gpu_row(
-    as_cuda: Callable[[FakeGpu], Settings], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = as_cuda(FakeGpu(kernel_ms=1.0, enqueue_ns=5_000))
-    state = nvidia.GpuState(
-        driver="1",
-        sm_clock_mhz=1000,
-        sm_clock_max_mhz=2000,
-        memory_clock_mhz=1,
-        power_w=1.0,
-        power_limit_w=1.0,
-        temperature_c=90,
-        throttle_reasons=("hardware thermal limit",),
-        other_processes=2,
-    )
-    monkeypatch.setattr(nvidia, "reader", lambda device: contextlib.nullcontext(lambda: state))
-    row = timed(settings=settings)
-    assert row.latency.flags == ["throttled", "contended"]
-    assert "hardware thermal limit" in row.findings[0].message
-    assert "2 other process(es)" in row.findings[1].message
-    assert row.latency.gpu_before == row.latency.gpu_after == state.values()
-
-
-def test_everything_of_a_gpu_row_runs_on_its_side_stream(
-    as_cuda: Callable[[FakeGpu], Settings], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log: list[str] = []
-
-    @contextlib.contextmanager
-    def side_stream(device: str) -> Iterator[None]:
-        log.append(f"enter {device}")
-        yield
-        log.append("leave")
-
-    def inputs(index: int) -> tuple[torch.Tensor, ...]:
-        log.append("inputs")
-        return drawn(index)
-
-    def module(x: torch.Tensor) -> torch.Tensor:
-        log.append("call")
-        return 2 * x
-
-    settings = as_cuda(FakeGpu(kernel_ms=1.0, enqueue_ns=5_000))
-    monkeypatch.setattr(devices, "side_stream", side_stream)
-    timed(subject=replace(subject(module), inputs=inputs), settings=settings)
-    assert (log[:3], log[-1]) == (["enter cuda", "inputs", "call"], "leave")
-    assert log.count("leave") == 1
 
 
 def test_a_wall_timer_waits_for_the_accelerator_in_each_sample(

@@ -1,15 +1,14 @@
-"""A GPU's state is read while it works, with NVML opened before."""
+"""A GPU's state is read while it works on a batch."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from mhaprof.measure import devices, load, nvidia
+from mhaprof.measure import load, nvidia
+from mhaprof.measure.timers import EventTimer, GraphTimer, WallTimer
 
 
 def state(**changes: Any) -> nvidia.GpuState:
@@ -27,61 +26,53 @@ def state(**changes: Any) -> nvidia.GpuState:
     return nvidia.GpuState(**{**values, **changes})
 
 
-class Gpu:
-    """A device whose calls take ``call_s`` seconds of a clock that only waiting moves."""
+def timer(log: list[str]) -> EventTimer:
+    class Event:
+        def record(self) -> None:
+            pass
 
-    def __init__(self, call_s: float) -> None:
-        self.log: list[str] = []
-        self.call_s, self.now, self.enqueued = call_s, 0.0, 0
+        def elapsed_time(self, end_event: Any, /) -> float:
+            return 1.0
 
-    def call(self) -> None:
-        self.enqueued += 1
-        self.log.append("call")
-
-    def synchronize(self, device: str) -> None:
-        self.now += self.enqueued * self.call_s
-        self.enqueued = 0
-        self.log.append("wait")
-
-    @contextlib.contextmanager
-    def reader(self, device: str) -> Iterator[Callable[[], nvidia.GpuState]]:
-        self.log.append("open")
-        yield self.read
-        self.log.append("close")
-
-    def read(self) -> nvidia.GpuState:
-        self.log.append(f"read under {self.enqueued}")
-        return state()
-
-    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(devices, "synchronize", self.synchronize)
-        monkeypatch.setattr(nvidia, "reader", self.reader)
-        monkeypatch.setattr(load, "time", SimpleNamespace(perf_counter=lambda: self.now))
+    return EventTimer(name="cuda-events", event=Event, synchronize=lambda: log.append("wait"))
 
 
-@pytest.mark.parametrize(("call_s", "enqueued"), [(0.025, 8), (1.0, 1), (1e-6, load.MOST_CALLS)])
-def test_the_state_is_read_under_a_fifth_of_a_second_of_work(
-    call_s: float, enqueued: int, monkeypatch: pytest.MonkeyPatch
+def test_the_state_is_read_before_the_wait_for_a_batch_ever_more_seldom(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    gpu = Gpu(call_s)
-    gpu.install(monkeypatch)
-    assert load.gpu_under_load(gpu.call, "cuda") == state()
-    assert gpu.log[:4] == ["open", "wait", "call", "wait"]
-    assert gpu.log[4:] == [*["call"] * enqueued, f"read under {enqueued}", "wait", "close"]
+    log: list[str] = []
+
+    def read() -> nvidia.GpuState:
+        log.append("read")
+        return state(temperature_c=len(log))
+
+    monkeypatch.setattr(nvidia, "reader", lambda device: contextlib.nullcontext(read))
+    for given in (timer(log), GraphTimer(events=timer(log), calls=2)):
+        log.clear()
+        with load.watched(given, "cuda") as (watched, states):
+            for _ in range(5):
+                watched.batch(lambda: None, 1)
+        assert log == ["wait", "read", "wait", "wait", "read", "wait", "wait"]
+        assert [found.temperature_c for found in states] == [2, 5]
 
 
-def test_without_nvml_nothing_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_read_without_nvml_of_other_devices_or_inside_a_wall_sample(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = timer([])
     monkeypatch.setattr(nvidia, "reader", lambda device: contextlib.nullcontext())
-    called: list[None] = []
-    assert load.gpu_under_load(lambda: called.append(None), "cuda") is None
-    assert called == []
+    for what, device in ((given, "cuda"), (given, "xpu"), (WallTimer(), "cuda")):
+        with load.watched(what, device) as (watched, states):
+            assert (watched, states) == (what, [])
 
 
-def test_flags_are_of_both_states() -> None:
+def test_flags_are_of_all_states_and_a_power_cap_alone_is_no_throttling() -> None:
     before = state(throttle_reasons=("power cap",), other_processes=2)
     after = state(throttle_reasons=("power cap", "hardware slowdown"), other_processes=1)
     assert load.flags_of(before, after) == {
-        "throttled": "the GPU lowered its clocks: power cap, hardware slowdown",
+        "power_limited": "the GPU kept its clocks down to its power cap",
+        "throttled": "the GPU lowered its clocks: hardware slowdown",
         "contended": "2 other process(es) compute on the GPU",
     }
-    assert load.flags_of(state(), None) == load.flags_of(None, None) == {}
+    assert load.flags_of(state(throttle_reasons=("power cap",))).keys() == {"power_limited"}
+    assert load.flags_of(state()) == load.flags_of() == {}

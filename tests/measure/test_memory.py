@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mhaprof import attention
-from mhaprof.measure.memory import available_bytes, predict, predict_peak_bytes, refusal
+from mhaprof.measure.memory import available_bytes, predict, refusal
 from mhaprof.point.timing import predict_memory
 from mhaprof.records import Memory, Point, Settings
 from mhaprof.spec import AttentionSpec
@@ -119,7 +119,7 @@ def test_the_peak_is_the_call_or_the_reference_never_both() -> None:
     demand = predict(tiny, fused=True, dtype_bytes=2)
     assert demand.reference > demand.activations
     assert demand.peak_bytes == demand.resident + demand.reference
-    unchecked = predict_peak_bytes(tiny, fused=True, dtype_bytes=2, check_reference=False)
+    unchecked = predict(tiny, fused=True, dtype_bytes=2, check_reference=False).peak_bytes
     assert unchecked == demand.resident + demand.activations
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mhaprof.measure import devices, peak
-from mhaprof.measure.memory import predict_peak_bytes
+from mhaprof.measure.memory import predict
 from mhaprof.measure.peak import ResidentSampler, measured_peak
 from mhaprof.measure.timers import Call
 from mhaprof.spec import AttentionSpec
@@ -121,7 +121,7 @@ def eager(spec: AttentionSpec) -> Call:
     ],
 )
 def test_a_prediction_bounds_the_measured_peak_within_a_half(spec: AttentionSpec) -> None:
-    predicted = predict_peak_bytes(spec, fused=False, dtype_bytes=4, check_reference=False)
+    predicted = predict(spec, fused=False, dtype_bytes=4, check_reference=False).peak_bytes
     with torch.no_grad():
         found = min(measured_peak(lambda: eager(spec), device="cpu") or 0 for _ in range(2))
     assert found / 1.05 <= predicted <= found * 1.5

@@ -212,3 +212,28 @@ def test_time_in_which_others_had_their_turn_is_no_time_of_ours() -> None:
         progress=wait,  # type: ignore[arg-type]
     )
     assert 40 <= calls <= 3100
+
+
+class Counted(float):
+    """A time that counts how often it is compared: the work of sorting it."""
+
+    compared = 0
+
+    def __lt__(self, other: float) -> bool:
+        Counted.compared += 1
+        return float(self) < float(other)
+
+
+@pytest.mark.parametrize("samples", [3_000, 30_000])
+def test_looking_at_the_samples_costs_the_same_a_sample_however_many_there_are(
+    samples: int,
+) -> None:
+    draw = random.Random(3)
+    times = (Counted(1e-3 * draw.choice([1.0, 1.4]) + draw.gauss(0, 1e-5)) for _ in range(samples))
+    rule = StopRule(min_time_s=0.1, max_time_s=1.15e-3 * samples, precision=1e-9)
+    stream = Stream(itertools.chain(times, itertools.repeat(1e-3)))
+    stream.max_batch = 20
+    Counted.compared = 0
+    taken = sample(stream, lambda: None, rule=rule, clock=stream.clock)  # type: ignore[arg-type]
+    assert 0.9 * samples < len(taken.samples_s) < 1.1 * samples
+    assert Counted.compared / len(taken.samples_s) < 300

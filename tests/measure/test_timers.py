@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 
 import pytest
 
 from mhaprof.measure import sampling
-from mhaprof.measure.timers import EventTimer, GraphTimer, WallTimer, launch_bound
+from mhaprof.measure.timers import EventTimer, GraphTimer, WallTimer
 
 
 class Device:
@@ -149,19 +150,33 @@ def test_a_graph_replay_is_divided_by_its_calls() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sample_s", "enqueue_s", "expected"),
+    ("ahead", "sample_s", "enqueue_s", "expected"),
     [
-        (40e-6, [1e-6], True),
-        (60e-6, [1e-6], False),
-        (1e-3, [0.8e-3, 0.9e-3], True),
-        (1e-3, [0.79e-3, 5e-3], False),
-        (1e-6, None, False),
+        (False, 40e-6, [1e-6], True),
+        (False, 60e-6, [1e-6], False),
+        (False, 1e-3, [0.8e-3, 0.9e-3], True),
+        (False, 1e-3, [0.79e-3, 5e-3], False),
+        (True, 10e-6, [35e-3], False),
+        (True, 10e-6, [0.2], True),
+        # Between them it is tried behind more: there a call takes 2 ms.
+        (True, 2.1e-3, [0.101], False),
+        (True, 2.4e-3, [0.101], True),
     ],
 )
-def test_launch_bound_is_a_short_kernel_or_a_slow_host(
-    sample_s: float, enqueue_s: list[float] | None, expected: bool
+def test_launch_bound_is_a_short_kernel_or_a_host_slower_than_what_goes_ahead(
+    ahead: bool, sample_s: float, enqueue_s: list[float], expected: bool
 ) -> None:
-    assert launch_bound([sample_s] * 3, enqueue_s) is expected
+    device = Device()
+    timer = device.timer(cold=ahead)
+    assert timer.is_launch_bound(device.call, [sample_s] * 3, enqueue_s) is expected
+
+
+def test_a_hot_call_has_a_backlog_ahead_instead_of_a_flush() -> None:
+    device = Device()
+    timer = replace(device.timer(cold=False), backlog=device.flush)
+    assert timer.cache == "hot"
+    assert timer.batch(device.call, 1).samples_s == pytest.approx([2e-3])
+    assert device.log == ["flush", "record", "call", "record", "synchronize"]
 
 
 def test_garbage_is_not_collected_while_sampling() -> None:

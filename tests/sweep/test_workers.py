@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from mhaprof.errors import Unavailable
+from mhaprof.measure.devices import is_lost
 from mhaprof.records import Environment, Failed, Measured, Result, Skipped
 from mhaprof.runners.base import Done, Task, measure_as
-from mhaprof.runners.child import device_lost
 from mhaprof.runners.inline import InlineRunner
 from mhaprof.runners.messages import Answer, Lines, understood
 from mhaprof.runners.process import Lane, died, oom_kills
@@ -236,9 +236,9 @@ def test_a_context_that_is_lost_is_noticed_and_a_healthy_one_kept() -> None:
     def poisoned() -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    assert device_lost("cuda:0", poisoned)
-    assert not device_lost("cuda", lambda: None)
-    assert not device_lost("cpu", poisoned)
+    assert is_lost("cuda:0", poisoned)
+    assert not is_lost("cuda", lambda: None)
+    assert not is_lost("cpu", poisoned)
 
 
 def test_the_kernels_own_count_tells_an_out_of_memory_kill_from_a_persons(
