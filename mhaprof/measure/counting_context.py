@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
 
 from mhaprof.measure.torch_private import dense_flex, replaced, without_reading_masks
 
@@ -95,10 +94,21 @@ class SeenOnCpu(TorchFunctionMode):
             return face(*args, **(kwargs or {}))
         name = getattr(func, "__name__", "")
         if name in _SAME_DEVICE:
-            args, kwargs = tree_map_only(torch.Tensor, _on_meta, (args, kwargs or {}))
+            args, kwargs = _mapped(torch.Tensor, _on_meta, (args, kwargs or {}))
         elif name in ("scatter", "scatter_"):  # the tracer knows no truth values there
-            args, kwargs = tree_map_only(bool, int, (args, kwargs or {}))
+            args, kwargs = _mapped(bool, int, (args, kwargs or {}))
         return func(*args, **kwargs) if kwargs else func(*args)
+
+
+def _mapped(kind: type, convert: Callable[[Any], Any], value: Any) -> Any:
+    """Convert what is of ``kind`` in lists, tuples and dicts."""
+    if isinstance(value, kind):
+        return convert(value)
+    if isinstance(value, dict):
+        return {key: _mapped(kind, convert, item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)([_mapped(kind, convert, item) for item in value])
+    return value
 
 
 _STOCK_ATTENTION = functional.scaled_dot_product_attention

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from mhaprof.errors import Unavailable, UsageError
 from mhaprof.measure.timers import Call, EventTimer, WallTimer
@@ -333,6 +333,8 @@ def make_timer(device: str, *, cache: Cache) -> WallTimer | EventTimer:
         return WallTimer(flush=_cpu_flush() if cache == "cold" else None)
     import torch
 
+    from mhaprof.measure.torch_private import spin
+
     kind = device.partition(":")[0]
     flush = _device_flush(device) if cache == "cold" else None
     if kind == "cuda":
@@ -341,7 +343,7 @@ def make_timer(device: str, *, cache: Cache) -> WallTimer | EventTimer:
             event=lambda: torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
             synchronize=torch.cuda.synchronize,
             flush=flush,
-            backlog=None if flush else functools.partial(cast(Any, torch.cuda)._sleep, SPIN_CYCLES),
+            backlog=None if flush else functools.partial(spin, SPIN_CYCLES),
         )
     return EventTimer(
         name=f"{kind}-events",

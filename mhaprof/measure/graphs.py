@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 from mhaprof.measure.timers import Call, Graph
 
 WARM_UPS = 3
@@ -26,6 +24,8 @@ def capture(call: Call, count: int) -> Graph:
     """
     import torch
 
+    from mhaprof.measure.torch_private import end_failed_capture
+
     for _ in range(WARM_UPS):
         call()
     graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
@@ -37,7 +37,6 @@ def capture(call: Call, count: int) -> Graph:
     except BaseException:
         # Up to 2.12 torch's allocator would believe it under way for good: later captures
         # fail, then cached memory cannot be freed.  Later ones refuse this.
-        with contextlib.suppress(RuntimeError, AttributeError):
-            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
+        end_failed_capture(pool)
         raise
     return graph

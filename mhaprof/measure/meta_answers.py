@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from mhaprof.measure.grouped import QUANTIZED_LINEAR
-from mhaprof.measure.torch_private import schema_of
+from mhaprof.measure.torch_private import empty_quantized, schema_of
 
 Rule = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 _aten = torch.ops.aten
@@ -63,10 +63,7 @@ def _quantized_linear(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     size = [*x.shape[:-1], packed.unpack()[0].shape[0]]
     if not x.is_quantized:
         return x.new_empty(size)
-    scale, zero = args[2:4]
-    return torch._empty_affine_quantized(
-        size, scale=float(scale), zero_point=int(zero), dtype=x.dtype, device="meta"
-    )
+    return empty_quantized(size, x.dtype, scale=float(args[2]), zero_point=int(args[3]))
 
 
 def _packed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -50,13 +50,15 @@ def _elsewhere_s(call: Call, count: int) -> float:
     """Return the device time on the default stream, or after the current stream is done."""
     import torch
 
+    from mhaprof.measure.torch_private import spin
+
     torch.cuda.synchronize()
     default, side = torch.cuda.default_stream(), torch.cuda.current_stream()
     make: Any = torch.cuda.Event
     start, end, done = (make(enable_timing=True) for _ in range(3))
     for stream in (default, side):
         with torch.cuda.stream(stream):
-            torch.cuda._sleep(BLOCK_CYCLES)  # type: ignore[no-untyped-call]
+            spin(BLOCK_CYCLES)
     start.record(default)
     for _ in range(count):
         call()

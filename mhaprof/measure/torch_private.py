@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -87,6 +87,27 @@ def schema_of(func: Any) -> Any:
 def packet_of(func: Any) -> Any:
     """Return an operator without its overload.  Without: it is uncounted, and named."""
     return getattr(func, "_overloadpacket", func)
+
+
+def empty_quantized(size: Sequence[int], dtype: torch.dtype, **scale: Any) -> Any:
+    """Return a quantized meta tensor.  Without: torch's own kernel is asked, and refuses."""
+    make = getattr(torch, "_empty_affine_quantized", None)
+    return make(size, dtype=dtype, device="meta", **scale) if make else NotImplemented
+
+
+def spin(cycles: int) -> None:
+    """Keep the current CUDA stream busy.  Without: calls have no backlog on it to hide behind."""
+    sleep = getattr(torch.cuda, "_sleep", None)
+    if sleep is not None:
+        sleep(cycles)
+
+
+def end_failed_capture(pool: Any) -> None:
+    """Tell the allocator that a capture ended.  Without, up to 2.12: later ones fail too."""
+    end = getattr(_C, "_cuda_endAllocateToPool", None)
+    if end is not None:
+        with suppress(RuntimeError):  # a torch that did it itself
+            end(torch.cuda.current_device(), pool)
 
 
 def version_of(tensor: torch.Tensor) -> int:
