@@ -29,7 +29,7 @@ from mhaprof.report.tabular import FORMULA, SPEC_COLUMNS, Row, row_of
 from mhaprof.store.columns import kind_of
 
 if TYPE_CHECKING:
-    from mhaprof.store import PlannedRow
+    from mhaprof.store.reading import Reader
 
 _SQLITE = b"SQLite format 3\x00"
 _REQUIRED = ("name", "implementation", "status")
@@ -164,11 +164,14 @@ def _parsed(text: str, path: Path) -> Any:
 
 
 def _rows_of(document: Mapping[str, Any]) -> list[Row]:
-    """Return the rows of a document; a baseline's rows leave out what is null."""
-    rows, columns = document["rows"], str(document.get("columns", "")).split()
-    if not isinstance(rows, list):
-        return [rows]
-    return [dict.fromkeys(columns) | row if isinstance(row, dict) else row for row in rows]
+    """Return the rows of a document; a baseline's rows leave out what is null.
+
+    Of a sweep that was cut, ``missing`` are the planned points without a result.
+    """
+    columns, found = str(document.get("columns", "")).split(), []
+    for rows in (document["rows"], document.get("missing") or []):
+        found += rows if isinstance(rows, list) else [rows]
+    return [dict.fromkeys(columns) | row if isinstance(row, dict) else row for row in found]
 
 
 def _with_samples(result: Result) -> Row:
@@ -260,20 +263,24 @@ def _from_store(path: Path) -> tuple[list[Row], int]:
                 row["torch"] = environment.software.get("torch")
                 row["driver"] = environment.hardware.get("driver")
             rows.append(row)
-        rows += [_not_measured(point) for point in reader.missing() if not point.rounds]
+        rows += not_measured(reader)
         return rows, reader.earlier()
 
 
-def _not_measured(point: PlannedRow) -> Row:
-    """Return the row of a planned point that has no result: what is not known is left out."""
-    return {
-        "name": point.name,
-        "role": point.role,
-        "implementation": point.implementation,
-        "status": "failed",
-        "reason": NOT_MEASURED,
-        "message": "planned, and not measured yet: the same sweep command resumes",
-    }
+def not_measured(reader: Reader) -> list[Row]:
+    """Return rows of the planned points without a result: what is not known is left out."""
+    return [
+        {
+            "name": point.name,
+            "role": point.role,
+            "implementation": point.implementation,
+            "status": "failed",
+            "reason": NOT_MEASURED,
+            "message": "planned, and not measured yet: the same sweep command resumes",
+        }
+        for point in reader.missing()
+        if not point.rounds
+    ]
 
 
 def _check_rows(rows: Sequence[Any], path: Path) -> None:
