@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -40,6 +41,13 @@ def update(
 
     Refuses a run in which a point failed or is missing, or that measured nothing.
     """
+    if not re.fullmatch(
+        r"[\w .-]*[A-Za-z0-9][\w .-]*", run.stem if name is None else name, re.ASCII
+    ):
+        raise UsageError(
+            f"--name {run.stem if name is None else name!r} is no name of a baseline; expected "
+            "letters a to z, digits, spaces, dots, underscores and hyphens"
+        )
     loaded = load_candidate(run)
     if loaded.earlier:
         say(f"{run}: {loaded.earlier} rows of earlier plans are left out")
