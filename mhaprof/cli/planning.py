@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mhaprof import attention
+from mhaprof.cli.output import say
 from mhaprof.config import PlannedPoint, SettingsSection, load_config
 from mhaprof.config.grid import too_many
 from mhaprof.errors import Fault, SpecError, UsageError
@@ -210,10 +211,13 @@ def plan(
     config: Path | None,
     given: Mapping[str, Sequence[object]],
     *,
+    implementations: Sequence[str] | None = None,
     model: ModelChoice | None = None,
     allow_import: bool = False,
 ) -> Plan:
     """Plan what a file, a model's layers, or flags ask for; flags win over a file.
+
+    ``implementations`` are those of ``--impl``, in the place of the file's.
 
     Raises ConfigError, SpecError or UsageError with every fault.
     """
@@ -230,19 +234,35 @@ def plan(
         implementations=attention.names(),
         read_model=read_model,
     )
+    points = loaded.entries
+    if implementations:
+        points = tuple(point._replace(implementations=None) for point in points)
+    check_flags(points, [*given, *["impl"] * bool(implementations)])
     return Plan(
-        entries=[_entry(point) for point in loaded.entries if point.module is None],
+        entries=[_entry(point) for point in points if point.module is None],
         modules=[
             AskedModule(
                 point=module_point(point.name, module.target, module.kwargs, module.inputs),
                 place=f"{config}:{point.line}:{point.column}",
             )
-            for point in loaded.entries
+            for point in points
             if (module := point.module) is not None and point.skip is None
         ],
         settings=loaded.settings,
         reference=loaded.reference,
     )
+
+
+def check_flags(points: Sequence[PlannedPoint], flags: Sequence[str]) -> None:
+    """Say which modules the flags change nothing of; raises UsageError where that is all."""
+    modules = [point.name for point in points if point.module is not None]
+    if not modules or not flags:
+        return
+    words = ", ".join(f"--{name.replace('_', '-')}" for name in flags)
+    message = f"{words}: a module is measured as its kwargs and inputs in the file say"
+    if len(modules) == len(points):
+        raise UsageError(f"{message}, and the file has no other point; drop the flag")
+    say(f"{message}: {', '.join(modules)}")
 
 
 def _entry(point: PlannedPoint) -> Planned | Impossible:
