@@ -41,18 +41,15 @@ def update(
 
     Refuses a run in which a point failed or is missing, or that measured nothing.
     """
-    if not re.fullmatch(
-        r"[\w .-]*[A-Za-z0-9][\w .-]*", run.stem if name is None else name, re.ASCII
-    ):
-        raise UsageError(
-            f"--name {run.stem if name is None else name!r} is no name of a baseline; expected "
-            "letters a to z, digits, spaces, dots, underscores and hyphens"
-        )
+    name = run.stem if name is None else name
+    if not re.fullmatch(r"[\w .-]*[A-Za-z0-9][\w .-]*", name, re.ASCII):
+        wanted = "letters a to z, digits, spaces, dots, underscores and hyphens"
+        raise UsageError(f"--name {name!r} is no name of a baseline; expected {wanted}")
     loaded = load_candidate(run)
     if loaded.earlier:
         say(f"{run}: {loaded.earlier} rows of earlier plans are left out")
     rows = []
-    for relative, document in baselines(loaded, name=name or run.stem).items():
+    for relative, document in baselines(loaded, name=name).items():
         path = directory / relative
         state = _written(path, document)
         rows.append({"baseline": str(path), "state": state, "bytes": len(document.encode())})

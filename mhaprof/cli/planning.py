@@ -234,10 +234,7 @@ def plan(
         implementations=attention.names(),
         read_model=read_model,
     )
-    points = loaded.entries
-    if implementations:
-        points = tuple(point._replace(implementations=None) for point in points)
-    check_flags(points, [*given, *["impl"] * bool(implementations)])
+    points = under_flags(loaded.entries, given, implementations)
     return Plan(
         entries=[_entry(point) for point in points if point.module is None],
         modules=[
@@ -253,16 +250,20 @@ def plan(
     )
 
 
-def check_flags(points: Sequence[PlannedPoint], flags: Sequence[str]) -> None:
-    """Say which modules the flags change nothing of; raises UsageError where that is all."""
+def under_flags(
+    points: Sequence[PlannedPoint], given: Iterable[str], implementations: Sequence[str] | None
+) -> Sequence[PlannedPoint]:
+    """Let ``--impl`` win over the file; name, or refuse, modules: flags change nothing of them."""
     modules = [point.name for point in points if point.module is not None]
-    if not modules or not flags:
-        return
-    words = ", ".join(f"--{name.replace('_', '-')}" for name in flags)
-    message = f"{words}: a module is measured as its kwargs and inputs in the file say"
-    if len(modules) == len(points):
+    flags = [f"--{name.replace('_', '-')}" for name in (*given, *["impl"] * bool(implementations))]
+    message = f"{', '.join(flags)}: a module is measured as its kwargs and inputs in the file say"
+    if flags and modules and len(modules) == len(points):
         raise UsageError(f"{message}, and the file has no other point; drop the flag")
-    say(f"{message}: {', '.join(modules)}")
+    if flags and modules:
+        say(f"{message}: {', '.join(modules)}")
+    if not implementations:
+        return points
+    return [point._replace(implementations=None) for point in points]
 
 
 def _entry(point: PlannedPoint) -> Planned | Impossible:

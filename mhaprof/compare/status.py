@@ -70,8 +70,7 @@ def _measured(row: Row) -> bool:
 def _redefined(pair: Pair, base: Row, new: Row, costs: Sequence[Judgement]) -> Finding:
     """Judge another problem under the same name by the change of its counts.
 
-    Where none changed, there are none, or the work is another (a smaller batch hides what
-    the code costs), nothing vouches for the new one: regressed.
+    Where none changed, there are none, or the work is another, nothing vouches for it: regressed.
     """
     changes = ", ".join(f"{name} {base.get(name)} -> {new.get(name)}" for name in pair.redefined)
     verdicts = {judgement.verdict for judgement in costs}

@@ -164,10 +164,7 @@ def _parsed(text: str, path: Path) -> Any:
 
 
 def _rows_of(document: Mapping[str, Any]) -> list[Row]:
-    """Return the rows of a document; a baseline's rows leave out what is null.
-
-    Of a sweep that was cut, ``missing`` are the planned points without a result.
-    """
+    """Return the rows of a document, a sweep's ``missing`` too; a baseline leaves out nulls."""
     columns, found = str(document.get("columns", "")).split(), []
     for rows in (document["rows"], document.get("missing") or []):
         found += rows if isinstance(rows, list) else [rows]
