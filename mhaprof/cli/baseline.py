@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -40,11 +41,15 @@ def update(
 
     Refuses a run in which a point failed or is missing, or that measured nothing.
     """
+    name = run.stem if name is None else name
+    if not re.fullmatch(r"[\w .-]*[A-Za-z0-9][\w .-]*", name, re.ASCII):
+        wanted = "letters a to z, digits, spaces, dots, underscores and hyphens"
+        raise UsageError(f"--name {name!r} is no name of a baseline; expected {wanted}")
     loaded = load_candidate(run)
     if loaded.earlier:
         say(f"{run}: {loaded.earlier} rows of earlier plans are left out")
     rows = []
-    for relative, document in baselines(loaded, name=name or run.stem):
+    for relative, document in baselines(loaded, name=name):
         path = directory / relative
         state = _written(path, document)
         rows.append({"baseline": str(path), "state": state, "bytes": len(document.encode())})

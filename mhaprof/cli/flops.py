@@ -112,7 +112,7 @@ def flops(
     else:
         if input or kwargs != "{}":
             raise UsageError("--kwargs and --input are of a module; name it by --module")
-        asked = plan(config, given, model=model, allow_import=allow_import)
+        asked = plan(config, given, implementations=impl, model=model, allow_import=allow_import)
     reference = asked.reference if reference is None else reference
     options = MeasureOptions(
         counters=counters,

@@ -80,8 +80,8 @@ class _ExportFlags:
     def collect(self, values: Mapping[str, Any]) -> Exports:
         """Keep what was given; refuse a file that cannot be created before any work."""
         paths = {name: path for name, path in values.items() if path is not None}
-        for path in paths.values():
-            check_writable(path)
+        for name, path in paths.items():
+            check_writable(path, flag=f"--{name.replace('_', '-')}")
         return Exports(paths=paths)
 
 
@@ -97,6 +97,8 @@ def gate(base: BaseFile, new: NewFile, *, judging: Judging, exports: Exports, ou
     also writes annotations and the job summary.
     """
     baseline, candidate = load_sides(base, new)
+    if base.samefile(new):
+        say(f"{new} is on both sides, and a file is never worse than itself: nothing was tested")
     comparison = judging.judge(baseline, candidate)
     regressed = comparison.exit_code == EXIT_FINDING
     update = _update_command(base, new, candidate) if regressed else None
@@ -108,7 +110,7 @@ def gate(base: BaseFile, new: NewFile, *, judging: Judging, exports: Exports, ou
 def _update_command(base: Path, new: Path, candidate: RunRows) -> str | None:
     """Return the command that accepts the candidate; None where a point of it failed.
 
-    It writes the very baseline that was given, where BASE is one.
+    It writes the very baseline that was given, where BASE is one in its place.
     """
     folder = base.parent.parent
     try:
@@ -119,7 +121,8 @@ def _update_command(base: Path, new: Path, candidate: RunRows) -> str | None:
     if any((folder / relative).resolve() == base.resolve() for relative in written):
         command += [] if slug(new.stem) == base.stem else ["--name", base.stem]
         command += [] if folder.resolve() == ROOT.resolve() else ["--directory", str(folder)]
-    return shlex.join(command)
+        return shlex.join(command)
+    return f"{shlex.join(command)} (and give the file it writes as BASE)"
 
 
 def conclude(comparison: Comparison, out: Output, *, title: str, update: str | None) -> int:

@@ -16,6 +16,7 @@ from mhaprof.cli.planning import plan, points_of, versions_of
 from mhaprof.cli.progress import Bar
 from mhaprof.cli.timing_options import TimingFlags, options_of, settings_of
 from mhaprof.config import SettingsSection
+from mhaprof.errors import UsageError
 from mhaprof.measure.sampling import Progress, ProgressCallback
 from mhaprof.measure.turns import Turns
 from mhaprof.point import MeasureOptions, measure_point
@@ -72,7 +73,12 @@ def latency(
     """
     if samples_out is not None:
         check_writable(samples_out, flag="--samples-out")
-    asked = plan(config, given, model=model, allow_import=allow_import)
+    asked = plan(config, given, implementations=impl, model=model, allow_import=allow_import)
+    if asked.modules:
+        message = f"modules are not timed: {', '.join(each.point.name for each in asked.modules)}"
+        if not asked.entries:
+            raise UsageError(f"{message}; count them by mhaprof flops")
+        say(message)
     implementations = tuple(listed(impl or DEFAULT_IMPLEMENTATIONS))
     versions = versions_of(asked.entries, implementations, allow_import=allow_import)
     section = asked.settings.merged(timing)

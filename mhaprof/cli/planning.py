@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mhaprof import attention
+from mhaprof.cli.output import say
 from mhaprof.config import PlannedPoint, SettingsSection, load_config
 from mhaprof.config.grid import too_many
 from mhaprof.errors import Fault, SpecError, UsageError
@@ -210,10 +211,13 @@ def plan(
     config: Path | None,
     given: Mapping[str, Sequence[object]],
     *,
+    implementations: Sequence[str] | None = None,
     model: ModelChoice | None = None,
     allow_import: bool = False,
 ) -> Plan:
     """Plan what a file, a model's layers, or flags ask for; flags win over a file.
+
+    ``implementations`` are those of ``--impl``, in the place of the file's.
 
     Raises ConfigError, SpecError or UsageError with every fault.
     """
@@ -230,19 +234,36 @@ def plan(
         implementations=attention.names(),
         read_model=read_model,
     )
+    points = under_flags(loaded.entries, given, implementations)
     return Plan(
-        entries=[_entry(point) for point in loaded.entries if point.module is None],
+        entries=[_entry(point) for point in points if point.module is None],
         modules=[
             AskedModule(
                 point=module_point(point.name, module.target, module.kwargs, module.inputs),
                 place=f"{config}:{point.line}:{point.column}",
             )
-            for point in loaded.entries
+            for point in points
             if (module := point.module) is not None and point.skip is None
         ],
         settings=loaded.settings,
         reference=loaded.reference,
     )
+
+
+def under_flags(
+    points: Sequence[PlannedPoint], given: Iterable[str], implementations: Sequence[str] | None
+) -> Sequence[PlannedPoint]:
+    """Let ``--impl`` win over the file; name, or refuse, modules: flags change nothing of them."""
+    modules = [point.name for point in points if point.module is not None]
+    flags = [f"--{name.replace('_', '-')}" for name in (*given, *["impl"] * bool(implementations))]
+    message = f"{', '.join(flags)}: a module is measured as its kwargs and inputs in the file say"
+    if flags and modules and len(modules) == len(points):
+        raise UsageError(f"{message}, and the file has no other point; drop the flag")
+    if flags and modules:
+        say(f"{message}: {', '.join(modules)}")
+    if not implementations:
+        return points
+    return [point._replace(implementations=None) for point in points]
 
 
 def _entry(point: PlannedPoint) -> Planned | Impossible:

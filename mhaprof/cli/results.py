@@ -15,6 +15,7 @@ from mhaprof.cli.options import takes
 from mhaprof.cli.output import FORMATS, Output, OutputGroup, say
 from mhaprof.errors import EXIT_OK, MissingExtra, UsageError
 from mhaprof.records import RAW_FIELDS, Measured
+from mhaprof.report.runfile import not_measured
 from mhaprof.report.tabular import Row, csv_line, json_chunks, jsonl_chunks
 from mhaprof.report.times import latency_view
 from mhaprof.report.view import View
@@ -119,7 +120,7 @@ def _with_rounds(rows: Iterable[Row]) -> Iterator[Row]:
 
 
 def _environments(reader: Reader) -> dict[str, Any]:
-    """Return what the JSON document says about where it was measured."""
+    """Return what the JSON document says about where it was measured, and what was not."""
     found = reader.environments()
     extra: dict[str, Any] = {
         "environments": {
@@ -129,6 +130,8 @@ def _environments(reader: Reader) -> dict[str, Any]:
     }
     if len(found) == 1:
         extra["environment"] = next(iter(found.values()))[1]
+    if missing := not_measured(reader):
+        extra["missing"] = missing
     return extra
 
 

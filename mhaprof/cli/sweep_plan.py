@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING
 from mhaprof import attention
 from mhaprof.cli.model import ModelChoice
 from mhaprof.cli.options import listed, one_of
-from mhaprof.cli.planning import Impossible, Planned, plan_flags, reference_points, versions_of
+from mhaprof.cli.planning import (
+    Impossible,
+    Planned,
+    plan_flags,
+    reference_points,
+    under_flags,
+    versions_of,
+)
 from mhaprof.cli.timing_options import options_of, settings_of
 from mhaprof.config import Config, SettingsSection, load_config
 from mhaprof.config.planned import NOTHING, PlannedPoint, Skip
@@ -89,9 +96,7 @@ def plan_sweep(config: Path | None, model: ModelChoice | None, asked: SweepReque
     counting = what <= {"flops"}
     default = COUNTED_IMPLEMENTATIONS if counting else TIMED_IMPLEMENTATIONS
     names = tuple(listed(asked.implementations or default))
-    points = loaded.entries
-    if asked.implementations:
-        points = tuple(point._replace(implementations=None) for point in points)
+    points = under_flags(loaded.entries, asked.given, asked.implementations)
     specs = [
         Planned(name=point.name, spec=point.spec, implementations=point.implementations)
         for point in points

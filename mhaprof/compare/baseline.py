@@ -69,7 +69,8 @@ def by_file(run: RunRows, *, name: str) -> dict[Path, list[Row]]:
     One file per device: ``<device>/<name>.json``.  Raises UsageError when a point
     failed (a failure is not a baseline) or none was measured.
     """
-    failed = [str(row.get("name")) for row in run.rows if row.get("status") == "failed"]
+    bad = {"failed", "interrupted"}
+    failed = [str(row.get("name")) for row in run.rows if bad & {row["status"], row.get("reason")}]
     if failed:
         raise UsageError(
             f"{run.source}: {len(failed)} of {len(run.rows)} points failed or were not measured "

@@ -185,7 +185,8 @@ def _coverage(pair: Pair, kept: Sequence[Judgement]) -> Coverage:
     if not _both_ok(pair.base, pair.new):
         skipped = "skipped" in (pair.base.get("status"), pair.new.get("status"))
         return "skipped" if skipped else "not compared"
-    seen = (each.metric != "status" and each.reason != "metric_missing" for each in kept)
+    no_number = ("status", "uncounted_ops")
+    seen = (each.metric not in no_number and each.reason != "metric_missing" for each in kept)
     redefined = any(each.reason == "definition_changed" for each in kept)
     return "compared" if redefined or any(seen) else "not compared"
 

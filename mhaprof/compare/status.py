@@ -19,6 +19,8 @@ _OK = Judgement(
     base="ok",
     new="ok",
 )
+_WORK = frozenset({"batch", "tokens", "kv_tokens", "phase", "inputs"})
+"""What is computed on.  Fewer tokens cost less whatever the code does: that is no improvement."""
 
 Finding = tuple[Verdict, str, str]
 """A verdict, its reason code and a message."""
@@ -78,18 +80,20 @@ def _measured(row: Row | None) -> bool:
 def _redefined(pair: Pair, base: Row, new: Row, costs: Sequence[Judgement]) -> Finding:
     """Judge another problem under the same name by the change of its counts.
 
-    Where none changed, or there are none, nothing vouches for the new one: regressed.
+    Where none changed, there are none, or the work is another, nothing vouches for it: regressed.
     """
     changes = ", ".join(f"{name} {base.get(name)} -> {new.get(name)}" for name in pair.redefined)
     verdicts = {judgement.verdict for judgement in costs}
-    improved = "improved" in verdicts and "regressed" not in verdicts
+    work = not _WORK.isdisjoint(pair.redefined)
+    improved = "improved" in verdicts and "regressed" not in verdicts and not work
     changed = [each for each in costs if each.verdict != "unchanged"]
     if [each.metric for each in changed[:2]] == ["macs", "macs_exact"] and (
         (changed[0].base, changed[0].new) == (changed[1].base, changed[1].new)
     ):
         del changed[1]
     cost = "; ".join(map(_cost, changed)) or ("at the same counts" if costs else "not counted")
-    return "improved" if improved else "regressed", "definition_changed", f"{changes}: {cost}"
+    message = f"{changes}{', which is other work' * work}: {cost}"
+    return "improved" if improved else "regressed", "definition_changed", message
 
 
 def _cost(judgement: Judgement) -> str:

@@ -46,7 +46,8 @@ REASONS: dict[str, tuple[str, str]] = {
     "point_vanished": ("regressed", "the candidate has no such point"),
     "definition_changed": (
         "both ways",
-        "the same name now means another attention problem; what it costs decides",
+        "the same name now means another attention problem; what it costs decides, "
+        "unless the work is another (batch, tokens, phase, inputs)",
     ),
     "newly_failing": ("regressed", "the point was fine and fails now"),
     "newly_skipped": ("regressed", "the point was fine and is skipped now"),

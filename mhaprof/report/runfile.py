@@ -30,7 +30,7 @@ from mhaprof.report.tabular import FORMULA, SPEC_COLUMNS, row_of
 from mhaprof.store.columns import kind_of
 
 if TYPE_CHECKING:
-    from mhaprof.store import PlannedRow
+    from mhaprof.store.reading import Reader
 
 _SQLITE = b"SQLite format 3\x00"
 _REQUIRED = ("name", "implementation", "status")
@@ -202,10 +202,10 @@ class _Packing:
 
 
 def _rows_of(document: Mapping[str, Any]) -> list[Row]:
-    """Return the rows of a document; a baseline's rows leave out what is null."""
-    rows, columns = document["rows"], str(document.get("columns", "")).split()
-    if not isinstance(rows, list):
-        return [rows]
+    """Return the rows of a document, a sweep's ``missing`` too; a baseline leaves out nulls."""
+    columns, rows = str(document.get("columns", "")).split(), []
+    for found in (document["rows"], document.get("missing") or []):
+        rows += found if isinstance(found, list) else [found]
     whole: dict[tuple[str, ...], Places] = {}
     for row in rows:
         if isinstance(row, PackedRow):
@@ -314,20 +314,24 @@ def _from_store(path: Path) -> tuple[list[Row], int]:
             if versions is None:
                 versions = tuple(map(dict(zip(own, measured, strict=True)).get, _VERSIONS))
             rows.append(PackedRow(places, (*row, *versions)))
-        rows += [_not_measured(point) for point in reader.missing() if not point.rounds]
+        rows += not_measured(reader)
         return rows, reader.earlier()
 
 
-def _not_measured(point: PlannedRow) -> Row:
-    """Return the row of a planned point that has no result: what is not known is left out."""
-    return {
-        "name": point.name,
-        "role": point.role,
-        "implementation": point.implementation,
-        "status": "failed",
-        "reason": NOT_MEASURED,
-        "message": "planned, and not measured yet: the same sweep command resumes",
-    }
+def not_measured(reader: Reader) -> list[Row]:
+    """Return rows of the planned points without a result: what is not known is left out."""
+    return [
+        {
+            "name": point.name,
+            "role": point.role,
+            "implementation": point.implementation,
+            "status": "failed",
+            "reason": NOT_MEASURED,
+            "message": "planned, and not measured yet: the same sweep command resumes",
+        }
+        for point in reader.missing()
+        if not point.rounds
+    ]
 
 
 def _check_rows(rows: Sequence[Any], path: Path) -> None:

@@ -88,7 +88,7 @@ def comparison_notes(rows: Sequence[Row]) -> list[str]:
     """Say for each problem that several implementations ran which was fastest.
 
     The ratio of medians is given with the interval that the two medians' 95 % intervals
-    span; intervals that overlap are "not distinguishable".
+    span; intervals that overlap, or are not there, are "not distinguishable".
     """
     notes = []
     for name, group in _problems(rows):
@@ -156,7 +156,8 @@ def _against(fastest: Row, row: Row) -> str:
         if low <= 1:
             return f"{row['implementation']} is not distinguishable, {ratio:.2f} times{spread}"
         return f"{row['implementation']} takes {ratio:.2f} times{spread}"
-    return f"{row['implementation']} takes {ratio:.2f} times"
+    few = "too few samples for an interval"
+    return f"{row['implementation']} is not distinguishable, {ratio:.2f} times ({few})"
 
 
 def ratio_bounds(base: Row, new: Row) -> tuple[Any, Any]:

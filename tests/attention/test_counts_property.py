@@ -12,6 +12,7 @@ from mhaprof import attention, formulas
 from mhaprof.attention.rejections import REJECTION_CODES
 from mhaprof.point import count_point
 from mhaprof.point.counting import trace
+from mhaprof.point.options import MeasureOptions
 from mhaprof.records import Counts, Measured, Point, Skipped
 from mhaprof.spec import AttentionSpec
 from mhaprof.units import flops_of
@@ -133,7 +134,7 @@ def assert_agreement(name: str, spec: AttentionSpec) -> None:
     assert counts.closed_form_macs == counts.macs == total
     assert counts.fvcore_flops == counts.torch_macs == (total if followed else None)
     assert counts.by_stage == formulas.stage_macs(spec)
-    traced = trace(attention.get(name), spec, counters=("fvcore", "torch"))
+    traced = trace(attention.get(name), spec, MeasureOptions(counters=("fvcore", "torch")))
     assert traced.macs == total
     assert traced.params == sum(formulas.params(spec))
     if name.startswith("torch-mha"):

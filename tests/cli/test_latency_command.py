@@ -368,6 +368,14 @@ def row(name: str, low: float, median: float, high: float, **more: Any) -> dict[
     }  # fmt: skip
 
 
+def test_medians_of_too_few_samples_for_an_interval_are_not_told_apart() -> None:
+    few = row("eager", 0, 160.0, 0) | {"latency_ci_low_s": None, "latency_ci_high_s": None}
+    (note,) = comparison_notes([few, row("sdpa", 0.9, 1.0, 1.1)])
+    assert note.endswith(
+        "eager is not distinguishable, 160.00 times (too few samples for an interval)."
+    )
+
+
 def test_the_fastest_is_marked_and_the_ratio_has_an_interval() -> None:
     (note,) = comparison_notes([row("slow", 1.9, 2.0, 2.2), row("fast", 0.9, 1.0, 1.1)])
     assert note == (

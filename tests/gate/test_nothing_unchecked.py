@@ -89,6 +89,90 @@ def test_a_changed_definition_is_compared_with_its_old_self_and_its_cost_decides
     assert "mhaprof: c.sqlite: rows of earlier plans, not judged: 1\n" in ran.err
 
 
+@pytest.mark.parametrize(
+    ("field", "before", "after"),
+    [
+        ("batch", 2, 1),
+        ("tokens", 16, 8),
+        ("kv_tokens", 16, 8),
+        ("phase", "prefill", "decode"),
+        ("inputs", ["2x16x64"], ["1x16x64"]),
+    ],
+)
+def test_less_work_under_the_same_name_is_no_improvement(
+    mhaprof: Any, write_run: Any, make_rows: Any, field: str, before: Any, after: Any
+) -> None:
+    rows = make_rows(seed=1, points=1, rounds=None)
+    base = write_run("base.json", [row | {field: before} for row in rows])
+    less = [row | {field: after, "macs": 10, "macs_exact": 10} for row in rows]
+    ran = gate(mhaprof, base, write_run("new.json", less))
+    assert (ran.code, reasons(ran)[0]) == (1, ("p00", "regressed", "definition_changed"))
+    assert f"{field} {before} -> {after}, which is other work: MACs" in ran.rows[0]["message"]
+
+
+def test_a_gate_of_a_file_with_itself_says_that_it_tests_nothing(
+    mhaprof: Any, baseline: Path
+) -> None:
+    Path("link.sqlite").symlink_to("c.sqlite")
+    for new in ("c.sqlite", "./c.sqlite", "link.sqlite"):
+        ran = mhaprof("gate", "c.sqlite", new)
+        assert f"mhaprof: {Path(new)} is on both sides" in ran.err
+    assert "both sides" not in gate(mhaprof, baseline, "c.sqlite").err
+
+
+def test_an_export_of_a_cut_sweep_names_what_is_missing_and_is_no_baseline(
+    mhaprof: Any, baseline: Path
+) -> None:
+    interrupt("b")
+    ran = mhaprof("results", "c.sqlite", "--format", "json", "-o", "cut.json")
+    assert ran.code == 0
+    document = json.loads(Path("cut.json").read_text())
+    assert [row["name"] for row in document["rows"]] == ["a"]
+    assert [(row["name"], row["reason"]) for row in document["missing"]] == [("b", "not_measured")]
+    ran = mhaprof("baseline", "update", "cut.json")
+    assert (ran.code, "1 of 2 points failed or were not measured (b)" in ran.err) == (2, True)
+    assert reasons(gate(mhaprof, baseline, "cut.json")) == [("b", "regressed", "newly_failing")]
+
+
+def test_times_that_were_cut_short_are_no_baseline(
+    mhaprof: Any, write_run: Any, make_rows: Any
+) -> None:
+    rows = make_rows(seed=1, points=3)
+    for row, status in zip(rows[1:], ("ok", "skipped"), strict=True):
+        row |= {"status": status, "reason": "interrupted"}
+    ran = mhaprof("baseline", "update", write_run("run.json", rows))
+    assert (ran.code, "2 of 3 points failed or were not measured" in ran.err) == (2, True)
+
+
+@pytest.mark.parametrize("name", ["", ".", "../x", "a/b", "ü x", "漢字", "a\nb"])
+def test_a_name_that_would_become_another_is_refused(
+    mhaprof: Any, baseline: Path, name: str
+) -> None:
+    ran = mhaprof("baseline", "update", "c.sqlite", "--name", name)
+    assert (ran.code, f"--name {name!r} is no name of a baseline" in ran.err) == (2, True)
+    assert list(baseline.parent.iterdir()) == [baseline]
+
+
+def test_a_baseline_out_of_its_place_is_accepted_by_its_new_one(
+    mhaprof: Any, sweep: Any, baseline: Path
+) -> None:
+    baseline.rename("mine.json")
+    sweep("{name: a, kv_heads: 8}, {name: b, kv_heads: 4}")
+    ran = gate(mhaprof, "mine.json", "c.sqlite")
+    accept = "mhaprof baseline update c.sqlite (and give the file it writes as BASE)"
+    assert ran.err.endswith(f"accept it: {accept}\n")
+
+
+def test_a_policy_that_ignores_every_count_compares_nothing(
+    mhaprof: Any, sweep: Any, baseline: Path
+) -> None:
+    counts = "macs macs_exact params softmax_ops kv_cache_bytes predicted_peak_bytes"
+    rules = "".join(f"  {name}: {{gate: ignore}}\n" for name in counts.split())
+    Path("p.yaml").write_text(f"version: 1\nextends: default\nmetrics:\n{rules}")
+    ran = gate(mhaprof, baseline, "c.sqlite", "--policy", "p.yaml")
+    assert (ran.code, ran.json["comparison"]["coverage"]["compared"]) == (3, 0)
+
+
 def test_a_point_deleted_from_the_file_is_vanished_and_not_unchanged(
     mhaprof: Any, sweep: Any, baseline: Path
 ) -> None:

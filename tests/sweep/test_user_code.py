@@ -243,3 +243,40 @@ def test_the_gate_sees_every_call_of_an_operator_that_may_stay_without_a_count(s
     assert [row["metric"] for row in gate.rows if row["verdict"] == "regressed"] == [
         "uncounted_ops"
     ]
+
+
+TIMED = ["--device", "cpu", "--threads", 1, "--samples", 1, "--min-time", 0.01, "--max-time", 5]
+MIXED = "\n  - {name: a, dim: 8, heads: 2, batch: 1, tokens: 4, implementations: [eager]}\n"
+
+
+@pytest.mark.parametrize("flags", [["--impl", "sdpa"], ["--batch", 4], ["--heads", "2,4"]])
+@pytest.mark.parametrize("command", ["sweep", "flops", "latency"])
+def test_flags_that_change_nothing_of_a_module_are_refused_or_said(
+    shell: Any, command: str, flags: list[Any]
+) -> None:
+    line = f"mhaprof {command} points.yaml --allow-import --format json"
+    more = [*flags, *(["--dry-run"] if command == "sweep" else [])]
+    ran = shell(line, *more)
+    assert (ran.code, ran.json["rows"]) == (2, [])
+    said = f"{flags[0]}: a module is measured as its kwargs and inputs in the file say"
+    assert ran.err.startswith(f"mhaprof: {said}, and the file has no other point; drop the flag")
+    Path("points.yaml").write_text(POINTS.rstrip() + MIXED)
+    ran = shell(line, *more, *(TIMED if command == "latency" else []))
+    assert ran.code == 0
+    assert f"mhaprof: {said}: our attention\n" in ran.err
+
+
+@pytest.mark.parametrize("command", ["sweep", "flops", "latency"])
+def test_implementations_of_the_command_line_take_the_place_of_the_files(
+    shell: Any, command: str
+) -> None:
+    Path("c.yaml").write_text(f"version: 1\nname: c\nreference: false\npoints:{MIXED}")
+    more = {"sweep": ["--inline", "--out", "c.sqlite"], "flops": [], "latency": TIMED}[command]
+    ran = shell(f"mhaprof {command} c.yaml --impl sdpa --format json", *more)
+    assert (ran.code, [row["implementation"] for row in ran.rows]) == (0, ["sdpa"])
+
+
+def test_a_file_of_modules_alone_has_nothing_to_time(shell: Any) -> None:
+    ran = shell("mhaprof latency points.yaml --allow-import --format json")
+    assert (ran.code, ran.json["rows"]) == (2, [])
+    assert ran.err.startswith("mhaprof: modules are not timed: our attention; count them by")
