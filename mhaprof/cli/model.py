@@ -76,7 +76,7 @@ def model(
     ] = None,
     cache_dtype: Annotated[
         str,
-        typer.Option(help="dtype of the KV cache", metavar="|".join(CACHE_BITS)),
+        typer.Option(help=f"dtype of the KV cache: {', '.join(CACHE_BITS)}", metavar="DTYPE"),
     ] = DEFAULT_CACHE_DTYPE,
     cache_scales: Annotated[
         str | None,

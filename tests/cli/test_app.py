@@ -83,7 +83,8 @@ def test_importing_the_package_imports_no_torch() -> None:
 
 
 def test_shell_completion_is_offered(fresh_mhaprof: Any) -> None:
-    ran = fresh_mhaprof("--show-completion", env={"SHELL": "/bin/bash"})
+    given = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}  # whatever started the tests
+    ran = fresh_mhaprof("--show-completion", "bash", env=given)
     assert ran.code == 0
     assert "_MHAPROF_COMPLETE" in ran.out or "complete" in ran.out
 

@@ -372,7 +372,7 @@ def test_no_descriptors_cost_one_line_and_the_same_command_resumes(
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize(("limit", "number"), [("RLIMIT_NOFILE", 3), ("RLIMIT_AS", 50_000_000)])
+@pytest.mark.parametrize(("limit", "number"), [("RLIMIT_NOFILE", 3), ("RLIMIT_AS", 30_000_000)])
 def test_a_process_that_cannot_even_load_says_why(start: Start, limit: str, number: int) -> None:
     process = start("-c", LIMITS, limit, number, "early", "flops", "--format", "json")
     _, err = process.communicate(timeout=60)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,12 @@ def a_small_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def shell(mhaprof: Any) -> Any:
-    """Return the runner of a command line as it is typed."""
-    return lambda line, *more: mhaprof(*shlex.split(line)[1:], *more)
+def shell(mhaprof: Any) -> Iterator[Any]:
+    """Yield the runner of a command line as it is typed; what it imported is forgotten."""
+    before = set(sys.modules)
+    yield lambda line, *more: mhaprof(*shlex.split(line)[1:], *more)
+    for name in {"attn", "layer", "sizes"}.intersection(sys.modules).difference(before):
+        del sys.modules[name]
 
 
 def measured() -> list[tuple[str, str]]:
@@ -230,7 +234,6 @@ def solving(times: int) -> str:
 
 def test_the_gate_sees_every_call_of_an_operator_that_may_stay_without_a_count(shell: Any) -> None:
     Path("attn.py").write_text(solving(1))
-    sys.modules.pop("attn", None)
     assert shell(SWEEP, "--inline").code == 1
     allowed = (SWEEP, "--inline", "--allow-uncounted", "linalg_svd,mine::op")
     for line in (allowed, (UPDATE,), (GATE,)):
