@@ -16,9 +16,9 @@ from mhaprof.cli.output import FORMATS, Output, OutputGroup, say
 from mhaprof.errors import EXIT_OK, MissingExtra, UsageError
 from mhaprof.records import RAW_FIELDS, Measured
 from mhaprof.report.tabular import Row, csv_line, json_chunks, jsonl_chunks
-from mhaprof.report.times import latency_view
+from mhaprof.report.times import latency_view, pivot_view
 from mhaprof.report.view import View
-from mhaprof.report.views import counts_view
+from mhaprof.report.views import counts_view, reason_notes
 from mhaprof.store.reading import Reader
 
 DEFAULT_LIMIT = 200
@@ -84,22 +84,30 @@ def emit(reader: Reader, out: Output, *, limit: int = DEFAULT_LIMIT, samples: bo
             shown += reader.rows(limit=limit - first, skip=total - limit + first)
         else:
             shown = list(reader.rows())
-        out.emit([], views(shown, total=total), whole=True)
+        out.emit([], views(shown, total=total, beside=not out.all_rows), whole=True)
 
 
-def views(rows: Sequence[Row], *, total: int) -> list[View]:
-    """Return the tables of stored rows: counts where they were counted, times where timed."""
+def views(rows: Sequence[Row], *, total: int, beside: bool = False) -> list[View]:
+    """Return the tables of stored rows: counts where they were counted, times where timed.
+
+    ``beside`` sets implementations that were timed side by side: a line a problem.
+    """
     named = list(_with_rounds(rows))
     traced = any(row.get("fvcore_flops") or row.get("torch_macs") for row in named)
     counted = [row for row in named if traced and row.get("macs") is not None]
     timed = [row for row in named if row.get("timer") is not None]
     rest = [row for row in named if row.get("macs") is None]
     tables: list[View] = []
-    if timed:
+    side_by_side = pivot_view(rows, title="Times of one call") if timed and beside else None
+    if side_by_side is not None:
+        tables.append(side_by_side)
+        counted = []
+    elif timed:
         tables.append(latency_view([*timed, *rest], title="Times of one call"))
     if counted or not timed:
         title = "Operations of one forward pass, dense"
-        tables.append(counts_view(counted if timed else named, title=title))
+        shown = counted if timed else named
+        tables.append(counts_view(shown, title=title, notes=reason_notes(shown)))
     if total > len(rows):
         first = -(-len(rows) // 2)
         more = (

@@ -7,7 +7,7 @@ from typing import Any
 
 from mhaprof.compare import REASONS, Comparison, Judgement, PointVerdict
 from mhaprof.report.tabular import Row
-from mhaprof.report.view import Column, View, text
+from mhaprof.report.view import KEPT, WIDE, Column, View, text
 from mhaprof.units import format_bytes, format_percent, format_ratio, format_seconds
 
 SHOWN_WHEN_EQUAL = ("macs", "latency", "peak_bytes")
@@ -120,15 +120,15 @@ def _threshold(row: Row) -> str:
 
 
 _COLUMNS = (
-    text("point", "name"),
-    text("implementation", "implementation"),
-    text("metric", "metric"),
-    Column(title="base", cell=lambda row: _value(row, "base")),
-    Column(title="new", cell=lambda row: _value(row, "new")),
-    Column(title="new / base [95 %]", cell=_ratio),
-    Column(title="threshold", cell=_threshold),
-    Column(title="verdict", cell=_verdict, numeric=False),
+    text("point", "name", rank=KEPT),
+    text("implementation", "implementation", once=True, rank=KEPT),
+    text("metric", "metric", rank=KEPT),
+    Column(title="verdict", key="verdict", cell=_verdict, numeric=False, rank=KEPT),
+    Column(title="new / base [95 %]", key="ratio", cell=_ratio),
+    Column(title="base", key="base", cell=lambda row: _value(row, "base")),
+    Column(title="new", key="new", cell=lambda row: _value(row, "new")),
     text("reason", "reason"),
+    Column(title="threshold", key="threshold", cell=_threshold, rank=WIDE),
 )
 
 
