@@ -95,8 +95,8 @@ class Output:
         self._write(rows, views, texts, extra)
         if unknown:
             near = difflib.get_close_matches(unknown[0], known, n=3)
-            hint = ", ".join(near or known)
-            raise UsageError(f"--columns {unknown[0]!r} is no column here; known are {hint}")
+            hint = f"did you mean {', '.join(near)}?" if near else f"known are {', '.join(known)}"
+            raise UsageError(f"--columns {unknown[0]!r} is no column here; {hint}")
 
     def _write(
         self, rows: Sequence[Row], views: Sequence[View], texts: Sequence[str], extra: Row

@@ -98,7 +98,8 @@ def views(rows: Sequence[Row], *, total: int, beside: bool = False) -> list[View
     timed = [row for row in named if row.get("timer") is not None]
     rest = [row for row in named if row.get("macs") is None]
     tables: list[View] = []
-    side_by_side = pivot_view(rows, title="Times of one call") if timed and beside else None
+    bare = [row for row in rows if row.get("timer") is not None or row.get("macs") is None]
+    side_by_side = pivot_view(bare, title="Times of one call") if timed and beside else None
     if side_by_side is not None:
         tables.append(side_by_side)
         counted = []

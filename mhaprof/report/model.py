@@ -10,6 +10,7 @@ from mhaprof.huggingface.plan import ranges
 from mhaprof.report.tabular import SPEC_COLUMNS, Row
 from mhaprof.report.view import (
     KEPT,
+    LESS,
     SHOWN,
     WIDE,
     Column,
@@ -106,7 +107,7 @@ def model_views(rows: Sequence[Row], *, notes: Sequence[str]) -> list[View]:
             rows=plain,
             notes=[
                 "A kind's row is of one layer, the last of all layers of the model. "
-                "Core: scores and context.",
+                "Core: scores and context; macs_exact: over the pairs that the mask lets through.",
                 *notes,
             ],
         )
@@ -127,18 +128,18 @@ def _shape(rows: Sequence[Row]) -> str:
 def _columns(rows: Sequence[Row]) -> list[Column]:
     windowed = any(_limit(row) for row in rows)
     return [
-        text("kind", "name", rank=KEPT),
-        count("layers", "layers"),
+        text("kind", "name"),
+        count("layers", "layers", rank=SHOWN),
         Column(
             title="window", key="window", cell=_limit, numeric=False,
             rank=SHOWN if windowed else WIDE,
         ),
-        size("KV cache", "kv_cache_bytes", rank=KEPT),
-        size("KV cache per token", "kv_bytes_per_token"),
-        number("share of core", "share_core", format_percent, rank=KEPT),
-        amount("MACs", "macs", rank=KEPT),
-        amount("MACs of unmasked pairs", "macs_exact"),
-        amount("parameters", "params"),
+        size("KV cache", "kv_cache_bytes"),
+        size("KV cache per token", "kv_bytes_per_token", rank=SHOWN),
+        number("share of core", "share_core", format_percent),
+        amount("MACs", "macs"),
+        amount("macs_exact", "macs_exact", rank=SHOWN),
+        amount("parameters", "params", rank=LESS),
         count("core overtakes at tokens", "tokens_core_overtakes", rank=WIDE),
         *(
             count(key, key, once=True, rank=WIDE)
@@ -163,7 +164,7 @@ _METRICS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("KV cache", "kv_cache_bytes", format_bytes),
     ("KV cache per token", "kv_bytes_per_token", format_bytes),
     ("MACs", "macs", format_si),
-    ("MACs of unmasked pairs", "macs_exact", format_si),
+    ("macs_exact", "macs_exact", format_si),
     ("core overtakes at tokens", "tokens_core_overtakes", str),
     ("parameters", "params", format_si),
     ("FLOPs per byte", "arithmetic_intensity", _digits),
@@ -185,7 +186,7 @@ def _change_view(rows: Sequence[Row]) -> View:
                 known = value is not None and values[0]
                 line[f"ratio {index}"] = value / values[0] if known else None
             lines.append(line)
-    columns = [text("kind", "name", rank=KEPT), text("number", "metric", rank=KEPT)]
+    columns = [text("kind", "name"), text("number", "metric")]
     for index, change in enumerate(changes):
         columns.append(_either(str(change or "as it is"), index))
         columns += [ratio("ratio", f"ratio {index}")] if index else []

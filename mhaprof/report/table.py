@@ -104,7 +104,7 @@ def _fitted(
     sheets += [whole.turned()] if len(whole.cells) <= FEW else []
     if not asked:
         ranks = [column.rank for column in whole.columns]
-        loose = sorted((index for index, rank in enumerate(ranks) if rank), key=ranks.__getitem__)
+        loose = sorted((at for at, rank in enumerate(ranks) if rank and at), key=ranks.__getitem__)
         sheets += [whole.without(loose[-number:]) for number in range(1, len(loose) + 1)]
         sheets.append(replace(sheets[-1], tight=True))
     for sheet in sheets:

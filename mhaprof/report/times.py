@@ -71,9 +71,9 @@ def latency_view(rows: Sequence[Row], *, title: str, compare: bool = True) -> Vi
         count("threads", "threads", once=True, rank=where("threads")),
         text("mode", "mode", once=True, rank=where("mode", "forward")),
         text("compiled", "compiled", once=True, rank=where("compiled", False)),
-        Column(title="median", key="latency_median_s", cell=_median, exact=_exact, rank=KEPT),
+        Column(title="median", key="latency_median_s", cell=_median, exact=_exact),
         number("to fastest", "ratio_to_fastest", _factor, rank=where("ratio_to_fastest")),
-        number("TFLOP/s", "tflops_per_s", _rate),
+        number("TFLOP/s", "tflops_per_s", _rate, rank=SHOWN),
         number(
             "TFLOP/s, unmasked", "tflops_per_s_exact", _rate, rank=SHOWN if masked else WIDE
         ),
@@ -119,14 +119,13 @@ def pivot_view(rows: Sequence[Row], *, title: str) -> View | None:
         lines.append({**first, "role": None, "status": None, "macs": list(macs), "times": group})
     # Without a reason of their own: those are in the cells.
     columns = [
-        text("name", "name", once=True, rank=KEPT),
+        text("name", "name", once=True),
         *shape_columns(lines),
-        *(text(key, key, once=True) for key in ("device", "dtype", "threads")),
-        text("mode", "mode", once=True),
+        *(text(key, key, once=True, rank=SHOWN) for key in ("device", "dtype", "threads", "mode")),
         Column(
             title="MACs", key="macs", cell=lambda line: " / ".join(map(format_si, line["macs"]))
         ),
-        *(Column(title=name, key=name, cell=_beside(name), rank=KEPT) for name in names),
+        *(Column(title=name, key=name, cell=_beside(name)) for name in names),
     ]
     shown = [cell for line in lines for name in names for cell in [_beside(name)(line)]]
     marks = {
@@ -142,11 +141,11 @@ def pivot_view(rows: Sequence[Row], *, title: str) -> View | None:
 def claim_times_view(rows: Sequence[Row], *, title: str, notes: Sequence[str]) -> View:
     """Show the times of the claim's cases, a line a case, with the counts that were timed."""
     lines = [group for group in _lines(rows) if group]
-    columns = [text("case", "name", rank=KEPT), count(FVCORE_TITLE, "macs")]
+    columns = [text("case", "name"), count(FVCORE_TITLE, "macs", rank=SHOWN)]
     for name in dict.fromkeys(row["implementation"] for row in rows):
         columns += [
-            Column(title=name, key=name, cell=_of(name, _ended), rank=KEPT),
-            Column(title="ratio", key=f"{name} ratio", cell=_of(name, _to_first)),
+            Column(title=name, key=name, cell=_of(name, _ended)),
+            Column(title="ratio", key=f"{name} ratio", cell=_of(name, _to_first), rank=SHOWN),
         ]
     shown = [{**next(iter(group.values())), "times": group, "status": None} for group in lines]
     notes = ["ratio: to the time of one full head by the same implementation.", *notes]

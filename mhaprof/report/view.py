@@ -31,7 +31,7 @@ class Column:
     exact: Callable[[Row], str] | None = None
     numeric: bool = True
     once: bool = False
-    rank: int = SHOWN
+    rank: int = KEPT
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from mhaprof import formulas
 from mhaprof.report.tabular import Row
 from mhaprof.report.view import (
-    KEPT,
     LESS,
     SHOWN,
     WIDE,
@@ -38,8 +37,7 @@ _UNSET = {
 def names() -> list[Column]:
     """Return the columns that say whose row it is."""
     return [
-        text(title, key, once=True, rank=KEPT)
-        for title, key in (("name", "name"), ("impl", "implementation"))
+        text(title, key, once=True) for title, key in (("name", "name"), ("impl", "implementation"))
     ]
 
 
@@ -73,10 +71,10 @@ def counts_view(rows: Sequence[Row], *, title: str, notes: Sequence[str] = ()) -
     columns = [
         *names(),
         *shape_columns(rows),
-        amount("MACs", "macs", rank=KEPT),
-        amount("FLOPs (2 per MAC)", "flops", rank=KEPT),
-        amount("MACs of unmasked pairs", "macs_exact", rank=SHOWN if masked else WIDE),
-        amount("pairs of one head", "pairs_exact", rank=WIDE),
+        amount("MACs", "macs"),
+        amount("FLOPs (2 per MAC)", "flops"),
+        amount("macs_exact", "macs_exact", rank=SHOWN if masked else WIDE),
+        amount("pairs_exact", "pairs_exact", rank=LESS if masked else WIDE),
         amount("FLOPs backward", "flops_backward", rank=has("flops_backward")),
         amount(
             "forward + backward", "flops_forward_backward", rank=has("flops_forward_backward")
@@ -92,6 +90,8 @@ def counts_view(rows: Sequence[Row], *, title: str, notes: Sequence[str] = ()) -
         size("KV cache per token", "kv_bytes_per_token", rank=WIDE),
         status(rows),
     ]  # fmt: skip
+    if masked:
+        notes = ["macs_exact: over the pairs_exact that the mask of a head lets through.", *notes]
     if has("ratio_to_reference") == SHOWN:
         notes = ["ratio: to one full head without W_O on the same tokens.", *notes]
     return View(title=title, columns=columns, rows=rows, notes=notes)
@@ -103,8 +103,8 @@ def breakdown_view(rows: Sequence[Row], *, title: str) -> View:
     for stage in (*formulas.STAGES, *formulas.EXTRA_STAGES):
         key = f"macs_{stage}"
         if stage in formulas.STAGES or any(row.get(key) is not None for row in rows):
-            columns.append(amount(stage, key))
-    columns += [amount("MACs", "macs", rank=KEPT), status(rows)]
+            columns.append(amount(stage, key, rank=SHOWN))
+    columns += [amount("MACs", "macs"), status(rows)]
     return View(title=title, columns=columns, rows=rows)
 
 
@@ -133,14 +133,14 @@ def reason_notes(rows: Sequence[Row]) -> list[str]:
 def claim_view(rows: Sequence[Row], *, title: str, notes: Sequence[str]) -> View:
     """Show the counts of the cases of the paper's claim, with all their digits."""
     columns = [
-        text("case", "name", rank=KEPT),
-        count("heads", "heads"),
-        text("W_O", "out_proj"),
-        count(FVCORE_TITLE, "fvcore_flops", rank=KEPT),
-        count(FLOPS_TITLE, "flops"),
-        ratio("ratio to one full head", "ratio_to_reference", rank=KEPT),
-        count("parameters", "params"),
-        count("softmax operations", "softmax_ops"),
+        text("case", "name"),
+        count("heads", "heads", rank=SHOWN),
+        text("W_O", "out_proj", rank=SHOWN),
+        count(FVCORE_TITLE, "fvcore_flops"),
+        count(FLOPS_TITLE, "flops", rank=SHOWN),
+        ratio("ratio to one full head", "ratio_to_reference"),
+        count("parameters", "params", rank=LESS),
+        count("softmax operations", "softmax_ops", rank=LESS),
         status(rows),
     ]
     return View(title=title, columns=columns, rows=rows, notes=notes)
