@@ -21,7 +21,7 @@ from mhaprof.module_source import code_of
 from mhaprof.point.measuring import METRICS, Metric
 from mhaprof.records import Point
 from mhaprof.report.tabular import Row
-from mhaprof.report.view import SHOWN, View, count, duration, size, status, text
+from mhaprof.report.view import SHOWN, WIDE, View, count, duration, size, status, text
 from mhaprof.report.views import names
 from mhaprof.sweep.plan import PlanEntry, Shard, expand
 from mhaprof.sweep.predict import ACCELERATOR_TFLOPS, CPU_TFLOPS_PER_THREAD, predict
@@ -238,10 +238,11 @@ def plan_view(rows: Sequence[Row], *, lanes: int) -> View:
     """Show the plan with its sums."""
     columns = [
         *names(),
-        *(text(name, name, once=True, rank=SHOWN) for name in ("device", "dtype", "measure")),
+        *(text(name, name, once=True, rank=SHOWN) for name in ("device", "dtype")),
         count("rounds", "rounds", once=True, rank=SHOWN),
         duration("predicted time", "predicted_time_s"),
         size("predicted memory", "predicted_peak_bytes", rank=SHOWN),
+        text("measure", "measure", rank=WIDE),
         status(),
     ]
     return View(title="Plan", columns=columns, rows=rows, notes=_sums(rows, lanes))

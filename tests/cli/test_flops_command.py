@@ -112,8 +112,8 @@ def test_breakdown_shows_the_stages(mhaprof: Any) -> None:
     lines = ran.out.splitlines()
     header = next(line for line in lines if line.startswith("| name"))
     assert header == (
-        "| name | impl | batch | tokens | dim | q_proj | k_proj | v_proj | scores | context | out_proj "
-        "| MACs |"
+        "| name | impl | batch | tokens | dim | heads | q_proj | k_proj | v_proj | scores "
+        "| context | out_proj | MACs |"
     )
     assert "| 17179869184 | 17179869184 | 8589934592 | 68719476736 |" in ran.out
 
