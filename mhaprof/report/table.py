@@ -70,15 +70,12 @@ def _varying(view: View) -> tuple[_Sheet, list[str]]:
         for index, column in enumerate(columns)
         if column.key in ("name", "implementation") and column.once
     ]
-    same: list[int] = []
+    same = []
     for index, column in enumerate(columns):
-        found = {
-            row[index]
-            for row, bare in zip(cells, unmeasured, strict=True)
-            if row[index] or not bare
-        }
-        if column.once and len(found) == 1:
-            same += [index] if index not in names or len(cells) > 1 else []
+        if column.once and (index not in names or len(cells) > 1):
+            pairs = zip(cells, unmeasured, strict=True)
+            found = {row[index] for row, bare in pairs if row[index] or not bare}
+            same += [index] * (len(found) == 1)
     if names and set(names) <= set(same):
         same.remove(names[-1])  # a row without a name says nothing
     kept = [index for index in range(len(columns)) if index not in same]
@@ -191,8 +188,8 @@ class _Sheet:
         ]
         depth = max(map(len, heads))
         heads = [[""] * (depth - len(head)) + head for head in heads]
-        for line in zip(*heads, strict=True):
-            yield self.joined(line, widths), "bold"
+        for titles in zip(*heads, strict=True):
+            yield self.joined(titles, widths), "bold"
         yield self.gap.join("─" * width for width in widths), ""
         for row, style in zip(self.aligned(), self.styles, strict=True):
             parts = [

@@ -188,10 +188,10 @@ def _beside(name: str) -> Callable[[Row], str]:
     """Return how one implementation's cell of a line is worded."""
 
     def cell(line: Row) -> str:
-        row = line["times"].get(name)
-        if row is None or row.get("latency_median_s") is None:
-            return "" if row is None else str(row.get("reason") or row.get("status") or "")
-        timed = [each for each in line["times"].values() if each.get("latency_median_s")]
+        timed = [each for each in line["times"].values() if _stands(each)]
+        row = line["times"].get(name, {})
+        if not _stands(row):
+            return str(row.get("reason") or row.get("status") or "")
         fastest = min(timed, key=lambda each: each["latency_median_s"])
         shown = format_seconds(row["latency_median_s"]) + "!" * bool(_flags(row))
         if len(timed) < 2:
@@ -205,6 +205,11 @@ def _beside(name: str) -> Callable[[Row], str]:
         )
 
     return cell
+
+
+def _stands(row: Row) -> bool:
+    """Say whether a row has a time, and nothing in it is wrong."""
+    return row.get("latency_median_s") is not None and row.get("status") != "failed"
 
 
 def _median(row: Row) -> str:
@@ -225,7 +230,7 @@ def _exact(row: Row) -> str:
 def _flags(row: Row) -> str:
     """Return what speaks against relying on a row's time."""
     late = ["imprecise"] if row.get("converged") is False else []
-    return " ".join([*str(row.get("flags") or "").split(), *late])
+    return " ".join(dict.fromkeys([*str(row.get("flags") or "").split(), *late]))
 
 
 def _said(row: Row) -> str:
@@ -302,16 +307,21 @@ def _problems(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
 
 
 def _joined(rounds: Sequence[Row]) -> Row:
-    """Join the times of one point, measured several times: the interval spans all of theirs."""
+    """Join the times of one point, measured several times: the interval spans all of theirs.
+
+    What speaks against one of them speaks against all.
+    """
     if len(rounds) == 1:
         return rounds[0]
     lows: list[Any] = [row.get("latency_ci_low_s") for row in rounds]
     highs: list[Any] = [row.get("latency_ci_high_s") for row in rounds]
+    worst = next((row for row in rounds if row.get("status") == "failed"), rounds[0])
     return {
-        **rounds[0],
+        **worst,
         "latency_median_s": median([row["latency_median_s"] for row in rounds]),
         "latency_ci_low_s": None if None in lows else min(lows),
         "latency_ci_high_s": None if None in highs else max(highs),
+        "flags": " ".join(dict.fromkeys(flag for row in rounds for flag in _flags(row).split())),
     }
 
 

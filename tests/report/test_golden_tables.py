@@ -136,3 +136,35 @@ def test_the_default_columns_of_twenty_rows_fit_80_as_a_table(name: str) -> None
     lines = drawn(case(name, 20), 80)
     assert any(line.startswith("────") for line in lines)
     assert not any(line.startswith("No room for") for line in lines)
+
+
+def test_implementations_of_a_problem_are_beside_each_other_with_factors_and_reasons() -> None:
+    def one(name: str, time: float | None, spread: float, **more: Any) -> Row:
+        times = {} if time is None else {"latency_median_s": time}
+        if time is not None:
+            times |= {"latency_ci_low_s": time - spread, "latency_ci_high_s": time + spread}
+        return counted(0) | {"implementation": name, "device": "cpu"} | times | more
+
+    rows = [
+        one("a", 1.0, 0.01, round=0),
+        one("a", 1.2, 0.01, round=1, flags="contended"),
+        one("b", 2.2, 0.01),
+        one("c", 1.11, 0.2),
+        one("d", 0.5, 0.01, status="failed", reason="counters_disagree", message="off by one"),
+        one("e", None, 0, status="skipped", reason="no_cuda", message="there is no device"),
+        one("a", 4.0, 0.01, dtype="float16"),
+    ]
+    view = pivot_view(rows, title="")
+    assert view is not None
+    cells = [[column.cell(row) for column in view.columns[-5:]] for row in view.rows]
+    assert cells == [
+        ["1.1 s! *", "2.2 s 2.00x", "1.11 s ~1.01x", "counters_disagree", "no_cuda"],
+        ["4 s", "", "", "", ""],
+    ]
+    assert view.notes[1:] == [
+        "failed, counters_disagree (1 row): off by one",
+        "skipped, no_cuda (1 row): there is no device",
+    ]
+    for sign, meaning in (("*", "the fastest"), ("~", "not disting"), ("!", "flagged")):
+        assert f"{sign} {meaning}" in view.notes[0]
+    assert pivot_view(rows[:2], title="") is None
