@@ -24,6 +24,9 @@ from mhaprof.store.reading import Reader
 DEFAULT_LIMIT = 200
 """Rows that a table shows unless told otherwise; exports hold all."""
 
+BESIDE = 5000
+"""The most rows of which implementations are set side by side: all of them are read."""
+
 ResultFlags = OutputGroup(*FORMATS, "jsonl", "parquet")
 
 
@@ -78,32 +81,44 @@ def emit(reader: Reader, out: Output, *, limit: int = DEFAULT_LIMIT, samples: bo
         out.stream(lambda: chunks(_with_samples(reader) if samples else reader.rows(), **extra))
     else:
         total = reader.count()
+        whole = not out.all_rows and total <= BESIDE
+        if beside := side_by_side(list(reader.rows()), limit=limit) if whole else []:
+            out.emit([], beside, whole=True)
+            return
         if limit and total > limit:
             first = -(-limit // 2)
             shown = list(reader.rows(limit=first))
             shown += reader.rows(limit=limit - first, skip=total - limit + first)
         else:
             shown = list(reader.rows())
-        out.emit([], views(shown, total=total, beside=not out.all_rows), whole=True)
+        out.emit([], views(shown, total=total), whole=True)
 
 
-def views(rows: Sequence[Row], *, total: int, beside: bool = False) -> list[View]:
-    """Return the tables of stored rows: counts where they were counted, times where timed.
+def side_by_side(rows: Sequence[Row], *, limit: int) -> list[View]:
+    """Return times a line a problem, and what was counted alone; nothing to set side by side: [].
 
-    ``beside`` sets implementations that were timed side by side: a line a problem.
+    All rows are wanted: of a part of them another would be the fastest.
     """
+    alone = [row for row in rows if row.get("timer") is None and row.get("macs") is not None]
+    timed = [row for row in rows if row.get("timer") is not None or row.get("macs") is None]
+    view = pivot_view(timed, title="Times of one call")
+    if view is None or not any(row.get("timer") for row in timed):
+        return []
+    tables = [view]
+    if alone := [row for row in alone if row["role"] != "reference"]:
+        tables.append(counts_view(alone, title="Counted, not timed", notes=reason_notes(alone)))
+    return [table.shortened(limit) for table in tables] if limit else tables
+
+
+def views(rows: Sequence[Row], *, total: int) -> list[View]:
+    """Return the tables of stored rows: counts where they were counted, times where timed."""
     named = list(_with_rounds(rows))
     traced = any(row.get("fvcore_flops") or row.get("torch_macs") for row in named)
     counted = [row for row in named if traced and row.get("macs") is not None]
     timed = [row for row in named if row.get("timer") is not None]
     rest = [row for row in named if row.get("macs") is None]
     tables: list[View] = []
-    bare = [row for row in rows if row.get("timer") is not None or row.get("macs") is None]
-    side_by_side = pivot_view(bare, title="Times of one call") if timed and beside else None
-    if side_by_side is not None:
-        tables.append(side_by_side)
-        counted = []
-    elif timed:
+    if timed:
         tables.append(latency_view([*timed, *rest], title="Times of one call"))
     if counted or not timed:
         title = "Operations of one forward pass, dense"

@@ -116,14 +116,17 @@ def pivot_view(rows: Sequence[Row], *, title: str) -> View | None:
     for group in _lines(rows):
         first = next(iter(group.values()))
         macs = dict.fromkeys(row["macs"] for row in group.values() if row.get("macs"))
-        lines.append({**first, "role": None, "status": None, "macs": list(macs), "times": group})
-    # Without a reason of their own: those are in the cells.
+        status = None if any(map(_stands, group.values())) else "skipped"
+        lines.append({**first, "status": status, "macs": list(macs), "times": group})
     columns = [
         text("name", "name", once=True),
         *shape_columns(lines),
         *(text(key, key, once=True, rank=SHOWN) for key in ("device", "dtype", "threads", "mode")),
         Column(
-            title="MACs", key="macs", cell=lambda line: " / ".join(map(format_si, line["macs"]))
+            title="MACs",
+            key="macs",
+            cell=lambda line: " / ".join(map(format_si, line["macs"])),
+            rank=SHOWN,
         ),
         *(Column(title=name, key=name, cell=_beside(name)) for name in names),
     ]
