@@ -126,7 +126,7 @@ def size(title: str, key: str, **how: Any) -> Column:
 
 def ratio(title: str, key: str, **how: Any) -> Column:
     """Make a column of ratios with three decimals."""
-    return number(title, key, format_ratio, repr, **how)
+    return number(title, key, format_ratio, **how)
 
 
 def duration(title: str, key: str, **how: Any) -> Column:
