@@ -99,8 +99,8 @@ def format_count(value: int) -> str:
 
 
 def format_si(value: int) -> str:
-    """Format an integer with three significant digits and a prefix (``51.5 G``)."""
-    return str(value) if value < 10**6 else _scaled(value / 1e6, 1000, "MGTPE", form="#.3g")
+    """Format a number with four significant digits and a prefix (``60.13 G``)."""
+    return str(value) if value < 10**6 else _scaled(value / 1e6, 1000, "MGTPE")
 
 
 def format_seconds(seconds: float) -> str:
@@ -113,12 +113,12 @@ def format_bytes(count: float) -> str:
     return _scaled(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
 
 
-def _scaled(value: float, ratio: int, units: Sequence[str], *, form: str = ".4g") -> str:
+def _scaled(value: float, ratio: int, units: Sequence[str]) -> str:
     """Format a value, given in the first unit, in the one that fits it once it is rounded."""
     index = 0
-    while float(f"{value:{form}}") >= ratio and index < len(units) - 1:
+    while float(f"{value:.4g}") >= ratio and index < len(units) - 1:
         value, index = value / ratio, index + 1
-    return f"{f'{value:{form}}'.rstrip('.')} {units[index]}"
+    return f"{value:.4g} {units[index]}"
 
 
 def format_ratio(ratio: float) -> str:

@@ -11,9 +11,8 @@ from mhaprof.cli.progress import Bar
 from mhaprof.point import MeasureOptions, measure_point
 from mhaprof.records import Point, Result, Settings
 from mhaprof.report.tabular import Row, row_of
-from mhaprof.report.times import contention_advice
+from mhaprof.report.times import claim_times_view, contention_advice
 from mhaprof.report.view import View
-from mhaprof.report.views import claim_times_view
 from mhaprof.units import format_seconds
 
 IMPLEMENTATIONS = ("eager", "sdpa")

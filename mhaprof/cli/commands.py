@@ -114,6 +114,7 @@ COMMANDS: dict[str, Entry] = {
         help="Measure two sides in interleaved rounds of fresh processes, and judge like a gate.",
         examples="ab points.yaml --new-path ../candidate; "
         "ab points.yaml --rounds 20 -- --threads 1",
+        options="base new base_path new_path rounds out policy strict format output",
     ),
     "baseline": Entry(
         target="baseline",

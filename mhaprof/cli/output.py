@@ -5,6 +5,7 @@ Data goes to stdout, everything else to stderr.
 
 from __future__ import annotations
 
+import difflib
 import errno
 import inspect
 import io
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mhaprof import signals
-from mhaprof.cli.options import option
+from mhaprof.cli.options import listed, option
 from mhaprof.errors import UsageError, printable
 from mhaprof.report import markdown, table, tabular
 from mhaprof.report.tabular import Row
@@ -56,6 +57,14 @@ class Output:
 
     format: str
     path: Path | None
+    columns: tuple[str, ...] = ()
+    wide: bool = False
+    exact: bool = False
+
+    @property
+    def all_rows(self) -> bool:
+        """Say whether columns of the rows were asked for, which a summary has not."""
+        return self.wide or bool(self.columns)
 
     @property
     def has_views(self) -> bool:
@@ -80,6 +89,19 @@ class Output:
         signals.enter("writing")
         if not whole:
             views = [view.shortened(table.LONG) for view in views]
+        known = dict.fromkeys(name for view in views for name in view.knows())
+        unknown = [name for name in self.columns if name not in known] if views else []
+        views = [view.chosen(self.columns, wide=self.wide, exact=self.exact) for view in views]
+        self._write(rows, views, texts, extra)
+        if unknown:
+            near = difflib.get_close_matches(unknown[0], known, n=3)
+            hint = f"did you mean {', '.join(near)}?" if near else f"known are {', '.join(known)}"
+            raise UsageError(f"--columns {unknown[0]!r} is no column here; {hint}")
+
+    def _write(
+        self, rows: Sequence[Row], views: Sequence[View], texts: Sequence[str], extra: Row
+    ) -> None:
+        """Write in the format that was asked for."""
         if self.format == "json":
             self.stream(lambda: tabular.json_chunks(rows, **extra))
         elif self.format == "csv":
@@ -93,7 +115,8 @@ class Output:
                 for view in views:
                     table.render(view, console)
                 for text in texts:
-                    sys.stdout.write("\n" + text)
+                    lines = (table.wrapped(line, console.width) for line in text.splitlines())
+                    sys.stdout.write("\n" + "".join(f"{one}\n" for line in lines for one in line))
                 sys.stdout.flush()
         else:
             self.write("\n".join([_drawn(views), *texts]))
@@ -217,15 +240,34 @@ class OutputGroup:
         self.endings = {ending: form for ending, form in ENDINGS.items() if form in self.formats}
 
     def parameters(self) -> list[inspect.Parameter]:
-        """Return the two options."""
+        """Return the two options, and where tables are shown those of their columns."""
+        panel = {"rich_help_panel": "Output"}
+        words = {
+            "wide": "show every column of the table",
+            "exact": "show sizes and counts with all their digits",
+        }
+        shown = [
+            option(
+                "columns",
+                list[str] | None,
+                help="columns of the table (a list): any that --format csv writes",
+                metavar="NAME",
+                **panel,
+            ),
+            *(
+                option(name, bool, default=False, help=text, **panel)
+                for name, text in words.items()
+            ),
+        ]
         return [
+            *(shown if "table" in self.formats else ()),
             option(
                 "format",
                 str | None,
                 help="how to write the data",
                 metavar="|".join(self.formats),
                 show_default=f"by the name of --output, else {self.formats[0]}",
-                rich_help_panel="Output",
+                **panel,
             ),
             option(
                 "output",
@@ -234,7 +276,7 @@ class OutputGroup:
                 "-o",
                 help=f"write to this file, whose ending says the format: {', '.join(self.endings)}",
                 metavar="FILE",
-                rich_help_panel="Output",
+                **panel,
             ),
         ]
 
@@ -246,7 +288,13 @@ class OutputGroup:
         chosen = self._chosen(form, path)
         if path is not None:
             check_writable(path)
-        return Output(format=chosen, path=path)
+        return Output(
+            format=chosen,
+            path=path,
+            columns=tuple(listed(values.get("columns") or ())),
+            wide=values.get("wide", False),
+            exact=values.get("exact", False),
+        )
 
     def _chosen(self, form: str | None, path: Path | None) -> str:
         """Return the format of the flag, or of the file's name; both say the same."""

@@ -17,13 +17,16 @@ from mhaprof.errors import EXIT_OK, MissingExtra, UsageError
 from mhaprof.records import RAW_FIELDS, Measured
 from mhaprof.report.runfile import not_measured
 from mhaprof.report.tabular import Row, csv_line, json_chunks, jsonl_chunks
-from mhaprof.report.times import latency_view
+from mhaprof.report.times import latency_view, pivot_view
 from mhaprof.report.view import View
-from mhaprof.report.views import counts_view
+from mhaprof.report.views import counts_view, reason_notes
 from mhaprof.store.reading import Reader
 
 DEFAULT_LIMIT = 200
 """Rows that a table shows unless told otherwise; exports hold all."""
+
+BESIDE = 5000
+"""The most rows of which implementations are set side by side: all of them are read."""
 
 ResultFlags = OutputGroup(*FORMATS, "jsonl", "parquet")
 
@@ -79,6 +82,10 @@ def emit(reader: Reader, out: Output, *, limit: int = DEFAULT_LIMIT, samples: bo
         out.stream(lambda: chunks(_with_samples(reader) if samples else reader.rows(), **extra))
     else:
         total = reader.count()
+        whole = not out.all_rows and total <= BESIDE
+        if beside := side_by_side(list(reader.rows()), limit=limit) if whole else []:
+            out.emit([], beside, whole=True)
+            return
         if limit and total > limit:
             first = -(-limit // 2)
             shown = list(reader.rows(limit=first))
@@ -86,6 +93,22 @@ def emit(reader: Reader, out: Output, *, limit: int = DEFAULT_LIMIT, samples: bo
         else:
             shown = list(reader.rows())
         out.emit([], views(shown, total=total), whole=True)
+
+
+def side_by_side(rows: Sequence[Row], *, limit: int) -> list[View]:
+    """Return times a line a problem, and what was counted alone; nothing to set side by side: [].
+
+    All rows are wanted: of a part of them another would be the fastest.
+    """
+    alone = [row for row in rows if row.get("timer") is None and row.get("macs") is not None]
+    timed = [row for row in rows if row.get("timer") is not None or row.get("macs") is None]
+    view = pivot_view(timed, title="Times of one call")
+    if view is None or not any(row.get("timer") for row in timed):
+        return []
+    tables = [view]
+    if alone := [row for row in alone if row["role"] != "reference"]:
+        tables.append(counts_view(alone, title="Counted, not timed", notes=reason_notes(alone)))
+    return [table.shortened(limit) for table in tables] if limit else tables
 
 
 def views(rows: Sequence[Row], *, total: int) -> list[View]:
@@ -100,7 +123,8 @@ def views(rows: Sequence[Row], *, total: int) -> list[View]:
         tables.append(latency_view([*timed, *rest], title="Times of one call"))
     if counted or not timed:
         title = "Operations of one forward pass, dense"
-        tables.append(counts_view(counted if timed else named, title=title))
+        shown = counted if timed else named
+        tables.append(counts_view(shown, title=title, notes=reason_notes(shown)))
     if total > len(rows):
         first = -(-len(rows) // 2)
         more = (

@@ -28,7 +28,8 @@ from mhaprof.module_source import code_of
 from mhaprof.point.measuring import METRICS, Metric
 from mhaprof.records import Point
 from mhaprof.report.tabular import Row
-from mhaprof.report.view import View, number, status, text
+from mhaprof.report.view import SHOWN, WIDE, View, count, duration, size, status, text
+from mhaprof.report.views import names
 from mhaprof.sweep.plan import PlanEntry, Shard, expand
 from mhaprof.sweep.predict import ACCELERATOR_TFLOPS, CPU_TFLOPS_PER_THREAD, predict
 from mhaprof.units import format_bytes, format_seconds
@@ -242,12 +243,13 @@ def plan_rows(plan: SweepPlan, reader: Reader | None) -> list[Row]:
 
 def plan_view(rows: Sequence[Row], *, lanes: int) -> View:
     """Show the plan with its sums."""
-    columns = [text(name, name) for name in ("name", "implementation", "device", "dtype")]
-    columns += [
-        text("measure", "measure"),
-        number("rounds", "rounds", str),
-        number("predicted time", "predicted_time_s", format_seconds),
-        number("predicted memory", "predicted_peak_bytes", format_bytes),
+    columns = [
+        *names(),
+        *(text(name, name, once=True, rank=SHOWN) for name in ("device", "dtype")),
+        count("rounds", "rounds", once=True, rank=SHOWN),
+        duration("predicted time", "predicted_time_s"),
+        size("predicted memory", "predicted_peak_bytes", rank=SHOWN),
+        text("measure", "measure", rank=WIDE),
         status(),
     ]
     return View(title="Plan", columns=columns, rows=rows, notes=_sums(rows, lanes))

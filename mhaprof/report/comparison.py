@@ -7,7 +7,7 @@ from typing import Any, overload
 
 from mhaprof.compare import REASONS, Comparison, Judgement, PointVerdict
 from mhaprof.report.tabular import Row
-from mhaprof.report.view import Column, View, text
+from mhaprof.report.view import LESS, SHOWN, WIDE, Column, View, text
 from mhaprof.units import format_bytes, format_percent, format_ratio, format_seconds
 
 SHOWN_WHEN_EQUAL = ("macs", "latency", "peak_bytes")
@@ -145,14 +145,14 @@ def _threshold(row: Row) -> str:
 
 _COLUMNS = (
     text("point", "name"),
-    text("implementation", "implementation"),
+    text("implementation", "implementation", once=True),
     text("metric", "metric"),
-    Column(title="base", cell=lambda row: _value(row, "base")),
-    Column(title="new", cell=lambda row: _value(row, "new")),
-    Column(title="new / base [95 %]", cell=_ratio),
-    Column(title="threshold", cell=_threshold),
-    Column(title="verdict", cell=_verdict, numeric=False),
-    text("reason", "reason"),
+    Column(title="base", key="base", cell=lambda row: _value(row, "base"), rank=SHOWN),
+    Column(title="new", key="new", cell=lambda row: _value(row, "new"), rank=SHOWN),
+    Column(title="new / base [95 %]", key="ratio", cell=_ratio),
+    Column(title="threshold", key="threshold", cell=_threshold, rank=WIDE),
+    Column(title="verdict", key="verdict", cell=_verdict, numeric=False),
+    text("reason", "reason", rank=LESS),
 )
 
 

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from mhaprof.huggingface.cost import Cost, ModelCost
 from mhaprof.huggingface.plan import LayersApart, ranges
 from mhaprof.report.tabular import SPEC_COLUMNS, Row
-from mhaprof.report.view import Column, View, count, number, text
-from mhaprof.units import DTYPE_BYTES, format_bytes, format_percent, format_ratio
+from mhaprof.report.view import (
+    KEPT,
+    LESS,
+    SHOWN,
+    WIDE,
+    Column,
+    View,
+    amount,
+    count,
+    number,
+    ratio,
+    size,
+    text,
+)
+from mhaprof.units import DTYPE_BYTES, format_bytes, format_percent, format_si
 
 COST_COLUMNS = (
     "macs",
@@ -107,11 +121,11 @@ def model_views(rows: Sequence[Row], *, notes: Sequence[str]) -> list[View]:
     views = [
         View(
             title=f"{total['model']}: attention of one forward pass ({_shape(plain)})",
-            columns=_columns(),
+            columns=_columns(plain),
             rows=plain,
             notes=[
-                "Rows of a kind are of one layer; the last row is the model: all layers. "
-                "MACs: 1 per multiply-add; exact: only pairs that the mask lets through.",
+                "A kind's row is of one layer, the last of all layers of the model. "
+                "Core: scores and context; macs_exact: over the pairs that the mask lets through.",
                 *notes,
             ],
         )
@@ -129,27 +143,37 @@ def _shape(rows: Sequence[Row]) -> str:
     return f"{first['phase']}, batch {first['batch']}, {tokens} {held}"
 
 
-def _columns() -> list[Column]:
+def _columns(rows: Sequence[Row]) -> list[Column]:
+    windowed = any(_limit(row) for row in rows)
     return [
         text("kind", "name"),
-        count("layers", "layers"),
-        count("tokens", "tokens"),
-        count("kv tokens", "kv_tokens"),
-        count("heads", "heads"),
-        count("kv heads", "kv_heads"),
-        count("head dim", "head_dim"),
-        Column(title="window", cell=_limit, numeric=False),
-        count("MACs, dense", "macs"),
-        count("MACs, exact", "macs_exact"),
-        number("core", "share_core", format_percent),
-        count("core overtakes at", "tokens_core_overtakes"),
-        count("params", "params"),
-        count("KV bytes/token", "kv_bytes_per_token"),
-        number("KV cache", "kv_cache_bytes", format_bytes),
-        number("without window", "kv_cache_bytes_full", format_bytes),
-        number("state", "state_bytes", format_bytes),
-        number("FLOPs/byte", "arithmetic_intensity", lambda value: f"{value:.1f}"),
-    ]
+        count("layers", "layers", rank=SHOWN),
+        Column(
+            title="window", key="window", cell=_limit, numeric=False,
+            rank=SHOWN if windowed else WIDE,
+        ),
+        size("KV cache", "kv_cache_bytes"),
+        size("KV cache per token", "kv_bytes_per_token", rank=SHOWN),
+        size(
+            "state", "state_bytes",
+            rank=SHOWN if any(row.get("state_bytes") for row in rows) else WIDE,
+        ),
+        number("share of core", "share_core", format_percent),
+        amount("MACs", "macs"),
+        amount("macs_exact", "macs_exact", rank=SHOWN),
+        amount("parameters", "params", rank=LESS),
+        count("core overtakes at tokens", "tokens_core_overtakes", rank=WIDE),
+        *(
+            count(key, key, once=True, rank=WIDE)
+            for key in ("tokens", "kv_tokens", "heads", "kv_heads", "head_dim")
+        ),
+        size("KV cache without window", "kv_cache_bytes_full", rank=WIDE),
+        number("FLOPs per byte", "arithmetic_intensity", _digits, rank=WIDE),
+    ]  # fmt: skip
+
+
+def _digits(value: float) -> str:
+    return f"{value:.1f}"
 
 
 def _limit(row: Row) -> str:
@@ -158,14 +182,14 @@ def _limit(row: Row) -> str:
     return "" if row["window"] is None else str(row["window"])
 
 
-_METRICS = (
-    ("MACs, dense", "macs"),
-    ("MACs, exact", "macs_exact"),
-    ("core overtakes at", "tokens_core_overtakes"),
-    ("params", "params"),
-    ("KV bytes/token", "kv_bytes_per_token"),
-    ("KV cache bytes", "kv_cache_bytes"),
-    ("FLOPs/byte", "arithmetic_intensity"),
+_METRICS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    ("KV cache", "kv_cache_bytes", format_bytes),
+    ("KV cache per token", "kv_bytes_per_token", format_bytes),
+    ("MACs", "macs", format_si),
+    ("macs_exact", "macs_exact", format_si),
+    ("core overtakes at tokens", "tokens_core_overtakes", str),
+    ("parameters", "params", format_si),
+    ("FLOPs per byte", "arithmetic_intensity", _digits),
 )
 
 
@@ -176,31 +200,30 @@ def _change_view(rows: Sequence[Row]) -> View:
     groups = [[row for row in rows if row["what_if"] == change] for change in changes]
     lines: list[Row] = []
     for same in zip(*groups, strict=True):
-        for title, key in _METRICS:
+        for title, key, form in _METRICS:
             values = [row[key] for row in same]
-            line: Row = {"name": same[0]["name"], "metric": title, "value 0": _short(values[0])}
-            for index, value in enumerate(values[1:], start=1):
-                line[f"value {index}"] = _short(value)
-                line[f"ratio {index}"] = _ratio(value, values[0])
+            line: Row = {"name": same[0]["name"], "metric": title}
+            for index, value in enumerate(values):
+                line[f"value {index}"] = value
+                line[f"worded {index}"] = "" if value is None else form(value)
+                known = value is not None and values[0]
+                line[f"ratio {index}"] = value / values[0] if known else None
             lines.append(line)
-    columns = [text("kind", "name"), text("number", "metric"), _right("as it is", "value 0")]
-    for index, change in enumerate(changes[1:], start=1):
-        columns += [_right(str(change), f"value {index}"), _right("ratio", f"ratio {index}")]
+    columns = [text("kind", "name"), text("number", "metric")]
+    for index, change in enumerate(changes):
+        columns.append(_either(str(change or "as it is"), index))
+        columns += [ratio("ratio", f"ratio {index}")] if index else []
     return View(title="What if", columns=columns, rows=lines)
 
 
-def _right(title: str, key: str) -> Column:
-    return Column(title=title, cell=lambda row: str(row[key]))
-
-
-def _short(value: int | float | None) -> str:
-    if value is None:
-        return ""
-    return str(value) if isinstance(value, int) else f"{value:.1f}"
-
-
-def _ratio(value: float | None, base: float | None) -> str:
-    return format_ratio(value / base) if value is not None and base else ""
+def _either(title: str, index: int) -> Column:
+    return Column(
+        title=title,
+        key=title,
+        cell=lambda row: str(row[f"worded {index}"]),
+        exact=lambda row: "" if row[f"value {index}"] is None else str(row[f"value {index}"]),
+        rank=KEPT,
+    )
 
 
 def preset_view(rows: Sequence[Row]) -> View:

@@ -1,10 +1,11 @@
-"""Draw a view on a terminal, as a rich table where that fits.  Nothing is ever cut."""
+"""Draw a view on a terminal, as a table where that fits.  No number is ever cut."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from mhaprof.report.tabular import Row
@@ -17,82 +18,162 @@ PIPE_WIDTH = 4000
 """Columns to draw into when nobody's terminal limits them: nothing is folded in a pipe."""
 
 LONG = 500
-"""The most rows that rich lays out, at more than a millisecond each."""
+"""The most rows that are laid out to fit: of more, each is one line, however wide."""
 
-FOLD = 14
-"""The longest word of a text column that is kept whole when room is short."""
+FEW = 3
+"""The most rows that are set side by side, a line per column, where they do not fit below."""
+
+FOLD = 16
+"""The least width of a column of words that has as many letters; half of it in need."""
+
+_NUMBER = re.compile(r"([-+]?\d+)(\.\d+)?(?!\d)(\s?\S+)?(.*)", re.DOTALL)
+_BREAK = re.compile(r"(?<=[=_/:;])(?=\w)|(?<=[^\W\d]{2}[-.,])(?=\w)|(?<=[^\W\d_]{14})(?=[^\W\d_])")
 
 
 def render(view: View, console: Console) -> None:
     """Print title, rows and notes in the first layout that the console is wide enough for.
 
-    A table with lines; one without; one without the columns that are the same in every
-    row, which are said once; row by row a list of its cells.  Titles are wrapped and words
-    folded to make it fit; a number stays whole, on one line.  Of more than ``LONG`` rows
-    each is one line, however wide.
+    A table; two or three rows side by side; a table with columns left out, from the right
+    and by name; row by row a list of its cells.  What ``Column.once`` says stands above.
     """
     from rich.text import Text
 
-    cells = view.cells()
-    whole = _Grid(columns=view.columns, cells=cells)
-    console.print(Text(view.title, style="italic"))
-    if len(cells) > LONG:
-        _write_lines(whole, console)
-    else:
-        _lay_out(whole, view.rows, console)
+    def show(line: str, style: str = "") -> None:
+        console.print(Text(line, style=style), soft_wrap=True)
+
+    def tell(sentence: str, style: str = "") -> None:
+        for line in wrapped(sentence, console.width):
+            show(line, style)
+
+    tell(view.title, "italic")
+    whole, said = _varying(view)
+    if said:
+        tell(f"{'Every row: ' * (len(view.rows) > 1)}{', '.join(said)}.")
+    if len(view.rows) > LONG:
+        console.file.writelines(f"{line}\n" for line, _ in whole.lines(whole.natural()))
+    elif view.rows:
+        left_out, lines = _fitted(whole, console.width, asked=view.asked)
+        for line, style in lines:
+            show(line, style)
+        if left_out:
+            tell(f"No room for: {', '.join(left_out)}; see --columns.", "dim")
     for note in view.notes:
-        console.print(Text(note))
+        tell(note)
 
 
-def _lay_out(whole: _Grid, rows: Sequence[Row], console: Console) -> None:
-    from rich.text import Text
+def _varying(view: View) -> tuple[_Sheet, list[str]]:
+    """Return what differs between rows as a sheet, and word what does not."""
+    cells, columns = view.cells(), view.columns
+    unmeasured = [bool(_style(row)) for row in view.rows]
+    names = [
+        index
+        for index, column in enumerate(columns)
+        if column.key in ("name", "implementation") and column.once
+    ]
+    same = []
+    for index, column in enumerate(columns):
+        if column.once and (index not in names or len(cells) > 1):
+            pairs = zip(cells, unmeasured, strict=True)
+            found = {row[index] for row, bare in pairs if row[index] or not bare}
+            same += [index] * (len(found) == 1)
+    if names and set(names) <= set(same):
+        same.remove(names[-1])  # a row without a name says nothing
+    kept = [index for index in range(len(columns)) if index not in same]
+    words = [max(row[index] for row in cells) for index in range(len(columns))] if cells else []
+    said = [
+        words[index] if columns[index].key == "name" else f"{columns[index].title} {words[index]}"
+        for index in same
+        if words[index]
+    ]
+    sheet = _Sheet(
+        columns=[columns[index] for index in kept],
+        cells=[[row[index] for index in kept] for row in cells],
+        styles=[_style(row) for row in view.rows],
+    )
+    return sheet, said
 
-    for grid, lined in ((whole, True), (whole, False), (whole.varying(), False)):
-        overhead = 3 * len(grid.columns) + 1 if lined else len(grid.columns) - 1
-        widths = grid.fitted(console.width - overhead)
-        if widths is not None:
-            if grid.same:
-                console.print(Text(f"In every row: {', '.join(grid.same)}."))
-            _print_table(grid, rows, widths, console, lined=lined)
-            return
-    _print_lists(whole, rows, console)
+
+def _fitted(
+    whole: _Sheet, room: int, *, asked: bool
+) -> tuple[list[str], Iterable[tuple[str, str]]]:
+    """Return the titles left out, and the lines of the first layout that fits."""
+    sheets = [whole, replace(whole, tight=True)]
+    sheets += [whole.turned()] if len(whole.cells) <= FEW else []
+    if not asked:
+        ranks = [column.rank for column in whole.columns]
+        loose = sorted((at for at, rank in enumerate(ranks) if rank and at), key=ranks.__getitem__)
+        sheets += [whole.without(loose[-number:]) for number in range(1, len(loose) + 1)]
+        sheets.append(replace(sheets[-1], tight=True))
+    for sheet in sheets:
+        if (widths := sheet.widths(room)) is not None:
+            return list(sheet.left_out), sheet.lines(widths)
+    return [], whole.cards(room)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Grid:
-    """Columns and their worded cells; ``same`` words the columns left out."""
+class _Sheet:
+    """Columns, their worded cells and a style for each row; ``left_out`` names columns.
+
+    A ``tight`` one has narrow gaps, folds more words, and does not align points.
+    """
 
     columns: Sequence[Column]
     cells: Sequence[Sequence[str]]
-    same: Sequence[str] = ()
+    styles: Sequence[str]
+    left_out: Sequence[str] = ()
+    tight: bool = False
 
-    def varying(self) -> _Grid:
-        """Leave out the columns, but the first, whose cells are the same in all of several rows."""
-        kept, same = [], []
-        for index, column in enumerate(self.columns):
-            own = {row[index] for row in self.cells}
-            if index and len(own) == 1 < len(self.cells):
-                same.append(f"{column.title} {own.pop() or '(empty)'}")
-            else:
-                kept.append(index)
-        return _Grid(
+    @property
+    def gap(self) -> str:
+        return " " if self.tight else "  "
+
+    def without(self, indices: Sequence[int]) -> _Sheet:
+        kept = [index for index in range(len(self.columns)) if index not in indices]
+        return replace(
+            self,
             columns=[self.columns[index] for index in kept],
             cells=[[row[index] for index in kept] for row in self.cells],
-            same=same,
+            left_out=[self.columns[index].title for index in sorted(indices)],
         )
 
-    def fitted(self, room: int) -> list[int] | None:
+    def turned(self) -> _Sheet:
+        """Set the rows side by side: a line for each column that says something."""
+        first, *others = self.columns
+        heads = [first.title, *(row[0] for row in self.cells)]
+        named = [Column(title=head, cell=str, numeric=bool(at)) for at, head in enumerate(heads)]
+        cells = [
+            [column.title, *(row[index] for row in self.cells)]
+            for index, column in enumerate(others, start=1)
+            if any(row[index] for row in self.cells)
+        ]
+        return _Sheet(columns=named, cells=cells, styles=[""] * len(cells))
+
+    def aligned(self) -> list[list[str]]:
+        """Return the cells with the digits of a column below each other."""
+        turned = [
+            _aligned(cells) if column.numeric and not self.tight else cells
+            for column, *cells in zip(self.columns, *self.cells, strict=True)
+        ]
+        return list(map(list, zip(*turned, strict=True)))
+
+    def natural(self) -> list[int]:
+        """Return the width that each column asks for."""
+        heads = [[column.title for column in self.columns]]
+        return [_longest(cells) for cells in zip(*heads, *self.aligned(), strict=True)]
+
+    def widths(self, room: int) -> list[int] | None:
         """Return a width for each column, ``room`` in all; None when a number would be cut."""
-        widths, least = [], []
-        for index, column in enumerate(self.columns):
-            own = [row[index] for row in self.cells]
-            words = column.title.split()
-            widths.append(_longest([column.title, *own]))
-            if column.numeric:
-                least.append(_longest([*words, *own]))
-            else:
-                words += [word for cell in own for word in cell.split()]
-                least.append(min(FOLD, _longest(words)))
+        room -= len(self.gap) * (len(self.columns) - 1)
+        widths, least = self.natural(), []
+        for column, natural, *cells in zip(self.columns, widths, *self.aligned(), strict=True):
+            pieces = _pieces(column.title)
+            pieces += [
+                piece
+                for cell in cells
+                for piece in ([cell] if column.numeric and _is_number(cell) else _pieces(cell))
+            ]
+            words = 0 if column.numeric else min(natural, FOLD // 2 if self.tight else FOLD)
+            least.append(min(natural, max(words, _longest(pieces))))
         if sum(least) > room:
             return None
         while sum(widths) > room:
@@ -100,75 +181,109 @@ class _Grid:
             widths[max(loose, key=widths.__getitem__)] -= 1
         return widths
 
+    def lines(self, widths: Sequence[int]) -> Iterable[tuple[str, str]]:
+        """Yield heads, a rule and rows as lines with their style; words are folded to fit."""
+        heads = [
+            wrapped(each.title, width) for each, width in zip(self.columns, widths, strict=True)
+        ]
+        depth = max(map(len, heads))
+        heads = [[""] * (depth - len(head)) + head for head in heads]
+        for titles in zip(*heads, strict=True):
+            yield self.joined(titles, widths), "bold"
+        yield self.gap.join("─" * width for width in widths), ""
+        for row, style in zip(self.aligned(), self.styles, strict=True):
+            parts = [
+                [cell] if column.numeric and _is_number(cell) else wrapped(cell, width)
+                for column, cell, width in zip(self.columns, row, widths, strict=True)
+            ]
+            for number in range(max(map(len, parts))):
+                line = [part[number] if number < len(part) else "" for part in parts]
+                yield self.joined(line, widths), style
+
+    def joined(self, cells: Sequence[str], widths: Sequence[int]) -> str:
+        parts = []
+        for column, cell, width in zip(self.columns, cells, widths, strict=True):
+            room = " " * (width - _longest([cell]))
+            parts.append(room + cell if column.numeric else cell + room)
+        return self.gap.join(parts).rstrip()
+
+    def cards(self, room: int) -> Iterable[tuple[str, str]]:
+        """Yield each row as lines of title and cell; empty cells are left out."""
+        width = _longest(column.title for column in self.columns)
+        for row, style in zip(self.cells, self.styles, strict=True):
+            yield "", ""
+            for column, cell in zip(self.columns, row, strict=True):
+                if cell:
+                    for line in wrapped(f"{column.title.ljust(width)}  {cell}", room):
+                        yield line, style
+
+
+def _aligned(cells: Sequence[str]) -> list[str]:
+    """Pad numbers so that points and units stand below each other."""
+    parts = [match.groups("") if (match := _NUMBER.fullmatch(cell)) else None for cell in cells]
+    numbers = [part for part in parts if part is not None]
+    if len({_unit(part[2]) for part in numbers}) != 1:
+        return list(cells)
+    wide = [max(map(len, part)) for part in zip(*numbers, strict=True)]
+    return [
+        cell
+        if part is None
+        else part[0].rjust(wide[0])
+        + "".join(each.ljust(width) for each, width in zip(part[1:], wide[1:], strict=True))
+        for cell, part in zip(cells, parts, strict=True)
+    ]
+
+
+def _is_number(cell: str) -> bool:
+    return _NUMBER.fullmatch(cell) is not None
+
+
+def _unit(words: str) -> str:
+    """Return the unit that a number is followed by, without its prefix: B of `` MiB``."""
+    unit = words.split(maxsplit=1)[0] if words.split() else ""
+    return unit.lstrip("unmkKMGTPE").lstrip("i").rstrip("!")
+
 
 def _longest(texts: Iterable[str]) -> int:
     from rich.cells import cell_len
 
-    return max(map(cell_len, texts), default=0)
+    return max((len(each) if each.isascii() else cell_len(each) for each in texts), default=0)
 
 
-def _print_table(
-    grid: _Grid, rows: Sequence[Row], widths: Sequence[int], console: Console, *, lined: bool
-) -> None:
-    from rich.box import HEAVY_HEAD
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(
-        header_style="bold",
-        box=HEAVY_HEAD if lined else None,
-        padding=(0, 1) if lined else (0, 1, 0, 0),
-        pad_edge=lined,
-    )
-    for column, width in zip(grid.columns, widths, strict=True):
-        table.add_column(
-            Text(column.title),
-            justify="right" if column.numeric else "left",
-            width=width,
-            overflow="fold",
-        )
-    for row, cells in zip(rows, grid.cells, strict=True):
-        style = _style(row.get("status"), row.get("role"))
-        table.add_row(*(Text(cell) for cell in cells), style=style)
-    console.print(table)
+def _pieces(words: str) -> list[str]:
+    """Split at spaces and after signs: never inside a number."""
+    return [
+        piece
+        for word in words.split()
+        for piece in ([word] if len(word) <= FOLD else _BREAK.split(word))
+    ]
 
 
-def _write_lines(grid: _Grid, console: Console) -> None:
-    """Write a long table line by line, each cell whole, however wide the console is."""
-    from rich.cells import cell_len
+def wrapped(sentence: str, width: int) -> list[str]:
+    """Fold a line at spaces, else after signs, never inside a number.
 
-    lines = [[column.title for column in grid.columns], *grid.cells]
-    widths = [_longest(cells) for cells in zip(*lines, strict=True)]
-    right = [column.numeric for column in grid.columns]
-    for cells in lines:
-        padded = (
-            gap + cell if numeric else cell + gap
-            for cell, width, numeric in zip(cells, widths, right, strict=True)
-            for gap in [" " * (width - cell_len(cell))]
-        )
-        console.file.write("  ".join(padded).rstrip() + "\n")
-
-
-def _print_lists(grid: _Grid, rows: Sequence[Row], console: Console) -> None:
-    """Print each row as lines of title and cell; empty cells are left out."""
-    from rich.text import Text
-
-    width = _longest(column.title for column in grid.columns)
-    for row, cells in zip(rows, grid.cells, strict=True):
-        style = _style(row.get("status"), row.get("role")) or ""
-        console.print()
-        for column, cell in zip(grid.columns, cells, strict=True):
-            if cell:
-                line = Text(f"{column.title.ljust(width)}  {cell}", style=style)
-                console.print(line, soft_wrap=True)
+    What follows hangs below the last column of a line that has columns.
+    """
+    if _longest([sentence]) <= width:
+        return [sentence]
+    columns = re.match(r"\s*(?:.*\S\s{2,})?", sentence)
+    hang = columns.end() if columns else 0
+    indent = " " * (hang if hang <= width // 2 else 4)
+    lines, line = [], sentence[:hang]
+    for word in re.findall(r"\S+\s*", sentence[hang:]):
+        whole = _longest([indent + word.rstrip()]) <= width
+        for piece in [word] if whole else _BREAK.split(word):
+            if line.strip() and _longest([line + piece.rstrip()]) > width:
+                lines.append(line.rstrip())
+                line = indent
+            line += piece
+    return [*lines, line.rstrip()]
 
 
-def _style(status: object, role: object) -> str | None:
-    if status == "failed":
-        return "red"
-    if status == "skipped":
-        return "yellow"
-    return "dim" if role == "reference" else None
+def _style(row: Row) -> str:
+    if row.get("status") in ("failed", "skipped"):
+        return "red" if row["status"] == "failed" else "yellow"
+    return "dim" if row.get("role") == "reference" else ""
 
 
 def plain_console(*, width: int | None = None) -> Console:

@@ -1,4 +1,4 @@
-"""The views of rows that commands show: counts, stages, the claim, times."""
+"""The views of rows that commands show: counts, stages, the claim."""
 
 from __future__ import annotations
 
@@ -6,77 +6,105 @@ from collections.abc import Sequence
 
 from mhaprof import formulas
 from mhaprof.report.tabular import Row
-from mhaprof.report.view import Column, View, count, interval, number, ratio, status, text
-from mhaprof.units import format_bytes, format_ratio, format_seconds
+from mhaprof.report.view import (
+    LESS,
+    SHOWN,
+    WIDE,
+    Column,
+    View,
+    amount,
+    count,
+    number,
+    ratio,
+    size,
+    status,
+    text,
+)
+from mhaprof.units import format_ratio
 
 FVCORE_TITLE = "FLOPs (fvcore, 1 MAC = 1)"
 FLOPS_TITLE = "FLOPs (1 MAC = 2)"
 
+_SIZES = ("batch", "tokens", "kv_tokens", "dim", "heads", "kv_heads", "head_dim", "v_head_dim")
+_UNSET = {
+    "out_proj": True, "causal": "none", "phase": "prefill", "qk_norm": "none",
+    "output_gate": "none", "latent_form": "none", "window": None, "chunk": None,
+    "sinks": False, "softcap": None,
+}  # fmt: skip
+"""What a spec says of itself where nothing was asked for."""
 
-def _shape_columns(rows: Sequence[Row]) -> list[Column]:
-    """Show what tells the rows apart, and the sizes that everyone asks for."""
+
+def names() -> list[Column]:
+    """Return the columns that say whose row it is."""
+    return [
+        text(title, key, once=True) for title, key in (("name", "name"), ("impl", "implementation"))
+    ]
+
+
+def shape_columns(rows: Sequence[Row]) -> list[Column]:
+    """Show the sizes that everyone asks for, and what is not as it is by default.
+
+    What the names of the points say already (``heads=8``) is not said again.
+    """
     if rows and all(row.get("batch") is None for row in rows):
         return []  # modules of the user alone
-    always = ["batch", "tokens", "dim", "heads", "kv_heads", "head_dim"]
-    columns = [count(name, name) for name in always]
-    if any(row.get("kv_tokens") != row.get("tokens") for row in rows):
-        columns.insert(2, count("kv_tokens", "kv_tokens"))
-    if any(row.get("v_head_dim") != row.get("head_dim") for row in rows):
-        columns.append(count("v_head_dim", "v_head_dim"))
-    columns.append(text("out_proj", "out_proj"))
-    varying = ("causal", "phase", "qk_norm", "output_gate", "latent_form")
-    unset = {"causal": "none", "phase": "prefill"}
-    for name in varying:
-        plain = unset.get(name, "none")
-        if any(row.get(name) not in (None, plain) for row in rows):
-            columns.append(text(name, name))
-    columns += [
-        text(name, name)
-        for name in ("window", "sinks", "softcap")
-        if any(row.get(name) not in (None, False) for row in rows)
-    ]
+    points = [row for row in rows if row.get("role") != "reference"] or list(rows)
+    columns = []
+    for name, make in {**dict.fromkeys(_SIZES, count), **dict.fromkeys(_UNSET, text)}.items():
+        told = all(f"{name}={row.get(name)}" in str(row.get("name")) for row in points)
+        same = {"kv_tokens": "tokens", "kv_heads": "heads", "v_head_dim": "head_dim"}.get(name)
+        plain = name == "head_dim" or all(
+            row.get(name) in (None, _UNSET.get(name), row.get(same or "")) for row in points
+        )
+        columns.append(make(name, name, once=True, rank=WIDE if told or plain else LESS))
     return columns
 
 
 def counts_view(rows: Sequence[Row], *, title: str, notes: Sequence[str] = ()) -> View:
     """Show exact counts, one row a point."""
-    columns = [text("name", "name"), text("implementation", "implementation")]
-    columns += _shape_columns(rows)
-    columns += [count(FVCORE_TITLE, "macs"), count(FLOPS_TITLE, "flops")]
-    if any(row.get("macs_exact") not in (None, row.get("macs")) for row in rows):
-        columns += [
-            count("macs_exact (masked pairs left out)", "macs_exact"),
-            count("pairs_exact (one head)", "pairs_exact"),
-        ]
-    if any(row.get("flops_backward") is not None for row in rows):
-        columns += [
-            count("FLOPs backward (1 MAC = 2)", "flops_backward"),
-            count("FLOPs forward + backward (1 MAC = 2)", "flops_forward_backward"),
-        ]
-    if any(row.get("ratio_to_reference") is not None for row in rows):
-        columns.append(ratio("ratio", "ratio_to_reference"))
-    columns += [count("parameters", "params"), count("softmax operations", "softmax_ops")]
-    if any(row.get("phase") == "decode" for row in rows):
-        columns += [
-            number("KV cache per token", "kv_bytes_per_token", format_bytes),
-            number("KV cache", "kv_cache_bytes", format_bytes),
-            number("FLOPs per byte", "arithmetic_intensity", format_ratio),
-        ]
-    columns.append(status())
+
+    def has(key: str) -> int:
+        return SHOWN if any(row.get(key) is not None for row in rows) else WIDE
+
+    masked = any(row.get("macs_exact") not in (None, row.get("macs")) for row in rows)
+    decodes = any(row.get("phase") == "decode" for row in rows)
+    columns = [
+        *names(),
+        *shape_columns(rows),
+        amount("MACs", "macs"),
+        amount("FLOPs (2 per MAC)", "flops"),
+        amount("macs_exact", "macs_exact", rank=SHOWN if masked else WIDE),
+        amount("pairs_exact", "pairs_exact", rank=LESS if masked else WIDE),
+        amount("FLOPs backward", "flops_backward", rank=has("flops_backward")),
+        amount(
+            "forward + backward", "flops_forward_backward", rank=has("flops_forward_backward")
+        ),
+        ratio("ratio", "ratio_to_reference", rank=has("ratio_to_reference")),
+        size("KV cache", "kv_cache_bytes", rank=SHOWN if decodes else WIDE),
+        number(
+            "FLOPs per byte", "arithmetic_intensity", format_ratio,
+            rank=SHOWN if decodes else WIDE,
+        ),
+        amount("parameters", "params", rank=LESS),
+        amount("softmax operations", "softmax_ops", rank=LESS),
+        size("KV cache per token", "kv_bytes_per_token", rank=WIDE),
+        status(rows),
+    ]  # fmt: skip
+    if masked:
+        notes = ["macs_exact: over the pairs_exact that the mask of a head lets through.", *notes]
+    if has("ratio_to_reference") == SHOWN:
+        notes = ["ratio: to one full head without W_O on the same tokens.", *notes]
     return View(title=title, columns=columns, rows=rows, notes=notes)
 
 
 def breakdown_view(rows: Sequence[Row], *, title: str) -> View:
     """Show the MACs of each stage and their sum, one row a point."""
-    stages = [*formulas.STAGES, *formulas.EXTRA_STAGES]
-    shown = [
-        stage
-        for stage in stages
-        if stage in formulas.STAGES or any(row.get(f"macs_{stage}") is not None for row in rows)
-    ]
-    columns = [text("name", "name"), text("implementation", "implementation")]
-    columns += [count(stage, f"macs_{stage}") for stage in shown]
-    columns += [count("MACs", "macs"), status()]
+    columns = [*names(), *shape_columns(rows)]
+    for stage in (*formulas.STAGES, *formulas.EXTRA_STAGES):
+        key = f"macs_{stage}"
+        if stage in formulas.STAGES or any(row.get(key) is not None for row in rows):
+            columns.append(amount(stage, key, rank=SHOWN))
+    columns += [amount("MACs", "macs"), status(rows)]
     return View(title=title, columns=columns, rows=rows)
 
 
@@ -90,33 +118,29 @@ def findings_notes(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(notes))
 
 
-def claim_view(rows: Sequence[Row], *, title: str, notes: Sequence[str]) -> View:
-    """Show the counts of the cases of the paper's claim."""
-    columns = [
-        text("case", "name"),
-        count("heads", "heads"),
-        text("W_O", "out_proj"),
-        count(FVCORE_TITLE, "fvcore_flops"),
-        count(FLOPS_TITLE, "flops"),
-        ratio("ratio to one full head", "ratio_to_reference"),
-        count("parameters", "params"),
-        count("softmax operations", "softmax_ops"),
+def reason_notes(rows: Sequence[Row]) -> list[str]:
+    """Say once for each reason that occurs what it means here, and how often."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        if row.get("reason"):
+            groups.setdefault((str(row["status"]), str(row["reason"])), []).append(row)
+    return [
+        f"{status}, {reason} ({len(group)} row{'s' * (len(group) > 1)}): {group[0].get('message')}"
+        for (status, reason), group in groups.items()
     ]
-    if any(row.get("status") != "ok" for row in rows):
-        columns.append(status())
-    return View(title=title, columns=columns, rows=rows, notes=notes)
 
 
-def claim_times_view(rows: Sequence[Row], *, title: str, notes: Sequence[str]) -> View:
-    """Show the times of the claim's cases, with the counts of the shape that was timed."""
+def claim_view(rows: Sequence[Row], *, title: str, notes: Sequence[str]) -> View:
+    """Show the counts of the cases of the paper's claim, with all their digits."""
     columns = [
         text("case", "name"),
-        text("implementation", "implementation"),
-        count("batch", "batch"),
-        count(FVCORE_TITLE, "macs"),
-        number("median", "latency_median_s", format_seconds),
-        interval("95 % interval", "latency_ci_low_s"),
-        ratio("ratio to one full head", "latency_ratio"),
-        status(),
+        count("heads", "heads", rank=SHOWN),
+        text("W_O", "out_proj", rank=SHOWN),
+        count(FVCORE_TITLE, "fvcore_flops"),
+        count(FLOPS_TITLE, "flops", rank=SHOWN),
+        ratio("ratio to one full head", "ratio_to_reference"),
+        count("parameters", "params", rank=LESS),
+        count("softmax operations", "softmax_ops", rank=LESS),
+        status(rows),
     ]
     return View(title=title, columns=columns, rows=rows, notes=notes)

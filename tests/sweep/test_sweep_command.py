@@ -81,7 +81,9 @@ def test_what_only_the_closed_form_can_count_is_among_the_counts(mhaprof: Any) -
     )
     ran = mhaprof("sweep", "flex.yaml", "--inline", "--format", "markdown")
     assert ran.code == 0
-    counts = ran.out.partition("Operations of one forward pass")[2]
+    assert "MACs | eager | flex |" in ran.out
+    listed = mhaprof("results", "results/flex.sqlite", "--wide", "--format", "markdown").out
+    counts = listed.partition("Operations of one forward pass")[2]
     assert "| small | eager |" in counts
     assert "| small | flex |" in counts
 
