@@ -97,7 +97,8 @@ def _costs(cost: Cost) -> Row:
 
 def _apart(layers: LayersApart, cost: ModelCost) -> Row:
     """Return what is stated of layers apart from softmax attention, for one of them."""
-    width, spec = DTYPE_BYTES[cost.cache_dtype], cost.plan.kinds[0].spec
+    # Who quantizes a cache leaves states as they are, of 16 bits or more.
+    width, spec = max(2, DTYPE_BYTES.get(cost.cache_dtype, 0)), cost.plan.kinds[0].spec
     row: Row = {"name": layers.name, "role": "apart", "layers": len(layers.indices)}
     row |= {"layer_indices": ranges(layers.indices), "batch": spec.batch, "phase": spec.phase}
     if layers.state_elements is not None:

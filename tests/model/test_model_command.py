@@ -100,7 +100,7 @@ def test_linear_attention_is_stated_beside_the_count_with_its_state(
     sizes = {"linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_conv_kernel_dim": 4}
     sizes |= {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
     path = config(model_type="qwen3_next", head_dim=256, layer_types=types, **sizes)
-    for more in ((), ("--partial",), ("--tokens", "9999")):
+    for more in ((), ("--partial",), ("--tokens", "9999"), ("--cache-dtype", "int4")):
         ran = mhaprof("model", path, "--format", "json", *more)
         assert ran.code == 0
         _, apart, total = ran.rows
