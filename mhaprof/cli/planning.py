@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mhaprof import attention
 from mhaprof.config import PlannedPoint, SettingsSection, load_config
 from mhaprof.config.grid import too_many
+from mhaprof.config.planned import Again
 from mhaprof.errors import Fault, SpecError, UsageError
 from mhaprof.module_source import module_point
 from mhaprof.records import ImpossiblePoint, ModulePoint, Point, Result, Settings, Skipped
@@ -190,20 +191,20 @@ class AskedModule:
 class Plan:
     """What a file and flags ask for: points, modules to count, and the file's settings."""
 
-    entries: list[Planned | Impossible] = field(default_factory=list)
+    entries: Collection[Planned | Impossible] = ()
     modules: list[AskedModule] = field(default_factory=list)
     settings: SettingsSection = field(default_factory=SettingsSection)
     reference: bool = True
 
     @property
-    def specs(self) -> list[Planned]:
-        """Return the entries that have a spec."""
-        return [entry for entry in self.entries if isinstance(entry, Planned)]
+    def specs(self) -> Iterator[Planned]:
+        """Yield the entries that have a spec."""
+        return (entry for entry in self.entries if isinstance(entry, Planned))
 
     @property
-    def impossible(self) -> list[Impossible]:
-        """Return the entries that have none."""
-        return [entry for entry in self.entries if isinstance(entry, Impossible)]
+    def impossible(self) -> Iterator[Impossible]:
+        """Yield the entries that have none."""
+        return (entry for entry in self.entries if isinstance(entry, Impossible))
 
 
 def plan(
@@ -230,14 +231,17 @@ def plan(
         implementations=attention.names(),
         read_model=read_model,
     )
+    points = loaded.entries
     return Plan(
-        entries=[_entry(point) for point in loaded.entries if point.module is None],
+        entries=Again(lambda: map(_entry, points), size=len(points))
+        if isinstance(points, Again)
+        else [_entry(point) for point in points if point.module is None],
         modules=[
             AskedModule(
                 point=module_point(point.name, module.target, module.kwargs, module.inputs),
                 place=f"{config}:{point.line}:{point.column}",
             )
-            for point in loaded.entries
+            for point in (() if isinstance(points, Again) else points)
             if (module := point.module) is not None and point.skip is None
         ],
         settings=loaded.settings,
