@@ -190,7 +190,6 @@ def _rows(
 def _views(rows: Sequence[dict[str, object]], *, breakdown: bool) -> list[View]:
     if not rows:
         return []
-    title = "MACs by stage" if breakdown else "Operations of one forward pass, dense"
     if breakdown:
-        return [breakdown_view(rows, title=title)]
-    return [counts_view(rows, title=title)]
+        return [breakdown_view(rows, title="MACs by stage")]
+    return [counts_view(rows, title="Operations of one forward pass, dense")]

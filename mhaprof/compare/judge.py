@@ -53,7 +53,7 @@ def compare(
     require_conditions(allow_env_mismatch)
     require_measured(base)
     plans = [
-        _Plan(pair=pair, rules=policy.rules_for(_name(pair.row), _implementation(pair.row)))
+        _Plan(pair=pair, rules=policy.rules_for(*map(str, picked(pair.row, _NAMED[:2]))))
         for pair in pair_rows(base.rows, new.rows)
     ]
     allowed = _check_conditions(
@@ -105,14 +105,6 @@ class _Plan(NamedTuple):
 
 def _both_ok(base: Row, new: Row) -> bool:
     return base.get("status") == "ok" and new.get("status") == "ok"
-
-
-def _name(row: Row) -> str:
-    return str(row.get("name"))
-
-
-def _implementation(row: Row) -> str:
-    return str(row.get("implementation"))
 
 
 def _check_conditions(
