@@ -13,7 +13,7 @@ import shutil
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,6 @@ from typing import Any
 
 from mhaprof import signals
 from mhaprof.cli.options import option
-from mhaprof.config.planned import Again
 from mhaprof.errors import UsageError, printable
 from mhaprof.report import markdown, table, tabular
 from mhaprof.report.tabular import Row
@@ -66,7 +65,7 @@ class Output:
 
     def emit(
         self,
-        rows: Sequence[Row] | Again[Row],
+        rows: Collection[Row],
         views: Sequence[View],
         *,
         texts: Sequence[str] = (),
