@@ -70,6 +70,8 @@ COMMANDS: dict[str, Entry] = {
         examples="model llama-3-8b --tokens 1024,8192; "
         "model llama-3-8b --what-if kv_heads=1,2,4; "
         "model gemma-2-27b --phase decode -o cost.md",
+        options="preset tokens batch phase kv_tokens cache_dtype what_if "
+        "part partial assume format output",
     ),
     "presets": Entry(
         target="model:presets",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import redirect_stdout
 from functools import partial
 from typing import Annotated, Any
@@ -33,6 +33,7 @@ from mhaprof.cli.planning import (
     reference_points,
     versions_of,
 )
+from mhaprof.config.planned import Again
 from mhaprof.errors import EXIT_FINDING, EXIT_OK, UsageError
 from mhaprof.module_source import module_point, parse_kwargs
 from mhaprof.point import COUNTERS, DEFAULT_CACHE_DTYPE, MeasureOptions, measure_point
@@ -121,55 +122,74 @@ def flops(
         allow_import=allow_import,
         allow_uncounted=tuple(listed(allow_uncounted or asked.settings.allow_uncounted or ())),
     )
-    rows: list[Row] = []
     implementations = tuple(listed(impl or DEFAULT_IMPLEMENTATIONS))
-    results = _count_all(asked, implementations, options, reference=reference)
     with redirect_stdout(sys.stderr):  # code of the user may print; our data stays apart
         own = count_modules(asked.modules, options)
-        code = exit_code(_noted(results, rows, reference=reference))
+        points = _planned(asked, implementations, allow_import=allow_import, reference=reference)
+    # Rows of a large grid that no table needs are written one by one, and not kept.
+    streamed = isinstance(asked.entries, Again) and not out.has_views
+    ends: dict[Hashable, Result] = {}
+
+    def counted() -> Iterator[Row]:
+        results = in_turn(points(), partial(_count, options=options))
+        return _rows(results, ends, reference=reference, noted=streamed)
+
+    rows = () if streamed else list(counted())
     explained = {entry.name: explanation(entry.spec) for entry in (asked.specs if explain else ())}
     out.emit(
-        [*rows, *own.rows],
+        Again(counted, size=len(asked.entries)) if streamed else [*rows, *own.rows],
         [*_views(rows, breakdown=breakdown), *own.views] if out.has_views else [],
         texts=list(explained.values()),
         **(dict[str, Any](explanations=explained) if explain else {}),
     )
     for note in [*findings_notes(rows), *own.notes]:
         say(note)
-    return code or (EXIT_FINDING if own.blocked else EXIT_OK)
+    return exit_code(ends.values()) or (EXIT_FINDING if own.blocked else EXIT_OK)
 
 
-def _count_all(
-    asked: Plan, implementations: Sequence[str], options: MeasureOptions, *, reference: bool
-) -> Iterator[Result]:
-    """Count the reference rows, then every point; impossible ones are skipped rows."""
-    versions = versions_of(asked.entries, implementations, allow_import=options.allow_import)
+def _planned(
+    asked: Plan, implementations: Sequence[str], *, allow_import: bool, reference: bool
+) -> Callable[[], Iterator[Point | Result]]:
+    """Return what yields the reference rows, then every point; impossible ones are skipped rows."""
+    versions = versions_of(asked.entries, implementations, allow_import=allow_import)
+    references = reference_points(asked.specs) if reference else []
 
     def planned() -> Iterator[Point | Result]:
-        yield from reference_points(asked.specs) if reference else ()
+        yield from references
         for entry in asked.entries:
             if isinstance(entry, Impossible):
                 yield from map(entry.result, entry.implementations or implementations)
             else:
                 yield from points_of(entry, implementations, versions)
 
-    return in_turn(planned(), partial(measure_point, what={"flops"}, options=options))
+    return planned
 
 
-def _noted(results: Iterable[Result], rows: list[Row], *, reference: bool) -> Iterator[Result]:
-    """Pass results on, and keep the row of each: of a large grid, the rows alone stay."""
+def _count(point: Point, *, options: MeasureOptions) -> Result:
+    with redirect_stdout(sys.stderr):
+        return measure_point(point, what={"flops"}, options=options)
+
+
+def _rows(
+    results: Iterable[Result], ends: dict[Hashable, Result], *, reference: bool, noted: bool
+) -> Iterator[Row]:
+    """Yield the row of each result; ``ends`` keeps one result of each way to end.
+
+    ``noted`` says what a row has found at once.
+    """
     for result in results:
         row = row_of(result)
         if not reference:
             row["ratio_to_reference"] = None
-        rows.append(row)
-        yield result
+        ends.setdefault((row["role"], result.outcome.status, row["status"], row["reason"]), result)
+        for note in findings_notes([row]) if noted else ():
+            say(note)
+        yield row
 
 
 def _views(rows: Sequence[dict[str, object]], *, breakdown: bool) -> list[View]:
     if not rows:
         return []
-    title = "MACs by stage" if breakdown else "Operations of one forward pass, dense"
     if breakdown:
-        return [breakdown_view(rows, title=title)]
-    return [counts_view(rows, title=title)]
+        return [breakdown_view(rows, title="MACs by stage")]
+    return [counts_view(rows, title="Operations of one forward pass, dense")]

@@ -13,7 +13,8 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +74,7 @@ class Output:
 
     def emit(
         self,
-        rows: Sequence[Row],
+        rows: Collection[Row],
         views: Sequence[View],
         *,
         texts: Sequence[str] = (),
@@ -84,9 +85,11 @@ class Output:
 
         Of a long view the first and last rows are written, unless ``whole``.
         ``texts`` are fixed-width texts below the tables; ``extra`` goes into the JSON
-        document beside the rows.
+        document beside the rows.  Rows that are made as they are written go to stdout at once
+        (csv).
         """
-        signals.enter("writing")
+        if isinstance(rows, Sequence):
+            signals.enter("writing")
         if not whole:
             views = [view.shortened(table.LONG) for view in views]
         known = dict.fromkeys(name for view in views for name in view.knows())
@@ -99,13 +102,14 @@ class Output:
             raise UsageError(f"--columns {unknown[0]!r} is no column here; {hint}")
 
     def _write(
-        self, rows: Sequence[Row], views: Sequence[View], texts: Sequence[str], extra: Row
+        self, rows: Collection[Row], views: Sequence[View], texts: Sequence[str], extra: Row
     ) -> None:
         """Write in the format that was asked for."""
         if self.format == "json":
             self.stream(lambda: tabular.json_chunks(rows, **extra))
         elif self.format == "csv":
-            self.stream(lambda: tabular.csv_chunks(rows))
+            at_once = not isinstance(rows, Sequence)
+            self.stream(lambda: tabular.csv_chunks(rows), at_once=at_once)
         elif self.format == "markdown":
             blocks = [markdown.render(view) for view in views]
             self.write("\n".join([*blocks, *(f"```text\n{text}```\n" for text in texts)]))
@@ -125,13 +129,14 @@ class Output:
         """Write text as ``stream`` does."""
         self.stream(lambda: [text])
 
-    def stream(self, chunks: Callable[[], Iterable[str]]) -> None:
+    def stream(self, chunks: Callable[[], Iterable[str]], *, at_once: bool = False) -> None:
         """Write chunks of text to the file, atomically, or to stdout once all are made.
 
         A file that cannot be written loses nothing: the text, made again, goes to stdout.
+        ``at_once`` writes each chunk to stdout when it is made.
         """
         if self.path is None:
-            _to_stdout(chunks())
+            (_each_to_stdout if at_once else _to_stdout)(chunks())
             return
         try:
             write_atomically(self.path, chunks())
@@ -153,6 +158,19 @@ def _to_stdout(chunks: Iterable[str]) -> None:
         with reader_may_leave():
             shutil.copyfileobj(made, sys.stdout)
             sys.stdout.flush()
+
+
+def _each_to_stdout(chunks: Iterable[str]) -> None:
+    """Write each chunk when it is made; go on making them when the reader is gone."""
+    left = iter(chunks)
+    with reader_may_leave():
+        for place, chunk in enumerate(left):
+            signals.wrote()
+            sys.stdout.write(chunk)
+            if place <= 1:  # the header and the first row are not kept waiting
+                sys.stdout.flush()
+        sys.stdout.flush()
+    deque(left, maxlen=0)
 
 
 @contextmanager

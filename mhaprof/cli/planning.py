@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,6 +12,7 @@ from mhaprof import attention
 from mhaprof.cli.output import say
 from mhaprof.config import PlannedPoint, SettingsSection, load_config
 from mhaprof.config.grid import too_many
+from mhaprof.config.planned import Again
 from mhaprof.errors import Fault, SpecError, UsageError
 from mhaprof.module_source import module_point
 from mhaprof.records import ImpossiblePoint, ModulePoint, Point, Result, Settings, Skipped
@@ -191,20 +192,20 @@ class AskedModule:
 class Plan:
     """What a file and flags ask for: points, modules to count, and the file's settings."""
 
-    entries: list[Planned | Impossible] = field(default_factory=list)
+    entries: Collection[Planned | Impossible] = ()
     modules: list[AskedModule] = field(default_factory=list)
     settings: SettingsSection = field(default_factory=SettingsSection)
     reference: bool = True
 
     @property
-    def specs(self) -> list[Planned]:
-        """Return the entries that have a spec."""
-        return [entry for entry in self.entries if isinstance(entry, Planned)]
+    def specs(self) -> Iterator[Planned]:
+        """Yield the entries that have a spec."""
+        return (entry for entry in self.entries if isinstance(entry, Planned))
 
     @property
-    def impossible(self) -> list[Impossible]:
-        """Return the entries that have none."""
-        return [entry for entry in self.entries if isinstance(entry, Impossible)]
+    def impossible(self) -> Iterator[Impossible]:
+        """Yield the entries that have none."""
+        return (entry for entry in self.entries if isinstance(entry, Impossible))
 
 
 def plan(
@@ -234,9 +235,17 @@ def plan(
         implementations=attention.names(),
         read_model=read_model,
     )
-    points = under_flags(loaded.entries, given, implementations)
+    points: Collection[PlannedPoint] = loaded.entries
+    entries: Collection[Planned | Impossible] = ()
+    if isinstance(points, Again):  # one grid, no module among its points
+        asked: dict[str, Any] = {"implementations": None} if implementations else {}
+        grid = points
+        entries = Again(lambda: (_entry(point._replace(**asked)) for point in grid), size=len(grid))
+        points = []
+    else:
+        points = under_flags(points, given, implementations)
     return Plan(
-        entries=[_entry(point) for point in points if point.module is None],
+        entries=entries or [_entry(point) for point in points if point.module is None],
         modules=[
             AskedModule(
                 point=module_point(point.name, module.target, module.kwargs, module.inputs),
@@ -251,8 +260,8 @@ def plan(
 
 
 def under_flags(
-    points: Sequence[PlannedPoint], given: Iterable[str], implementations: Sequence[str] | None
-) -> Sequence[PlannedPoint]:
+    points: Collection[PlannedPoint], given: Iterable[str], implementations: Sequence[str] | None
+) -> Collection[PlannedPoint]:
     """Let ``--impl`` win over the file; name, or refuse, modules: flags change nothing of them."""
     modules = [point.name for point in points if point.module is not None]
     flags = [f"--{name.replace('_', '-')}" for name in (*given, *["impl"] * bool(implementations))]

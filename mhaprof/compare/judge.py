@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from mhaprof.compare import family
 from mhaprof.compare.exact import (
@@ -24,6 +23,7 @@ from mhaprof.compare.rows import (
     differences,
     has_time,
     pair_rows,
+    picked,
     require_measured,
     role_of,
 )
@@ -53,7 +53,7 @@ def compare(
     require_conditions(allow_env_mismatch)
     require_measured(base)
     plans = [
-        _Plan(pair=pair, rules=policy.rules_for(_name(pair.row), _implementation(pair.row)))
+        _Plan(pair=pair, rules=policy.rules_for(*map(str, picked(pair.row, _NAMED[:2]))))
         for pair in pair_rows(base.rows, new.rows)
     ]
     allowed = _check_conditions(
@@ -77,8 +77,7 @@ def require_conditions(names: Collection[str]) -> None:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Plan:
+class _Plan(NamedTuple):
     """One pair with the rules for it."""
 
     pair: Pair
@@ -106,14 +105,6 @@ class _Plan:
 
 def _both_ok(base: Row, new: Row) -> bool:
     return base.get("status") == "ok" and new.get("status") == "ok"
-
-
-def _name(row: Row) -> str:
-    return str(row.get("name"))
-
-
-def _implementation(row: Row) -> str:
-    return str(row.get("implementation"))
 
 
 def _check_conditions(
@@ -151,25 +142,30 @@ def _judge_all_times(
     return judged
 
 
+_NAMED = ("name", "implementation", "device", "dtype")
+
+
 def _point(plan: _Plan, policy: Policy, latency: Judgement | None) -> PointVerdict:
     """Collect the judgements of one point: how it ended, then each metric."""
     pair = plan.pair
     metrics: list[Judgement] = []
     if pair.base is not None and pair.new is not None:
         metrics = _metrics(pair.base, pair.new, plan.rules, latency, moved=bool(pair.redefined))
-    costs = [each for each in metrics if pair.redefined and each.metric in COUNTS]
+    costs = [each for each in metrics if each.metric in COUNTS] if pair.redefined else []
     kept_costs = [each for each in costs if each.gate != "ignore"]
     judgements = [judge_status(pair, policy.status, kept_costs)]
-    judgements += [each for each in metrics if each not in costs]
+    judgements += [each for each in metrics if each not in costs] if costs else metrics
     kept = [judgement for judgement in judgements if judgement.gate != "ignore"]
     row = pair.row
-    device, dtype = row.get("device"), row.get("dtype")
+    if any(each.verdict != "unchanged" or each.ratio not in (None, 1.0) for each in kept):
+        kept.sort(key=Judgement.weight)  # of unchanged ones all weigh the same
+    name, implementation, device, dtype = picked(row, _NAMED)
     return PointVerdict(
-        name=_name(row),
-        implementation=_implementation(row),
+        name=str(name),
+        implementation=str(implementation),
         role=role_of(row),
         label=label_of(row),
-        judgements=sorted(kept, key=Judgement.weight) or [_IGNORED],
+        judgements=kept or [_IGNORED],
         device=None if device is None else str(device),
         dtype=None if dtype is None else str(dtype),
         coverage=_coverage(pair, kept),

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mhaprof.compare.rows import picked
+
 _PLACE = ("device", "dtype")
 _USUAL: Mapping[str, object] = {
     "threads": None,
@@ -15,6 +17,8 @@ _USUAL: Mapping[str, object] = {
     "tf32": False,
 }
 """Settings that are named where they are not the usual."""
+
+_COLUMNS = ("name", "implementation", *_PLACE, *_USUAL)
 
 
 def labels(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -33,12 +37,12 @@ def labels(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def label_of(row: Mapping[str, Any]) -> str:
     """Return the label of one row, before any numbering."""
-    words = [str(row[name]) for name in _PLACE if row.get(name) is not None]
+    name, implementation, *values = picked(row, _COLUMNS)
+    words = [str(value) for value in values[: len(_PLACE)] if value is not None]
     words += [
-        f"{name}={row[name]}"
-        for name, usual in _USUAL.items()
-        if row.get(name) not in (None, usual)
+        f"{setting}={value}"
+        for (setting, usual), value in zip(_USUAL.items(), values[len(_PLACE) :], strict=True)
+        if value is not None and value != usual
     ]
     where = f" ({', '.join(words)})" if words else ""
-    name = " ".join(str(row["name"]).split())
-    return f"{name} [{row['implementation']}]{where}"
+    return f"{' '.join(str(name).split())} [{implementation}]{where}"

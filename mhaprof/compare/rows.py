@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass
 from operator import eq, itemgetter
 from sys import intern
-from typing import Any
+from typing import Any, NamedTuple
 
 from mhaprof.compare.verdicts import Difference
 from mhaprof.errors import NotComparable
@@ -118,8 +118,7 @@ def require_measured(base: RunRows) -> RunRows:
     return base
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pair:
+class Pair(NamedTuple):
     """One point in both runs; a side that has no such point is None.
 
     ``redefined`` lists the spec fields that differ under the same name.

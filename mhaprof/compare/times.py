@@ -9,13 +9,13 @@ the widest that they allow.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from mhaprof import stats
 from mhaprof.compare.policy import Clock, Floor, LatencyRule
-from mhaprof.compare.rows import Row
+from mhaprof.compare.rows import Row, picked
 from mhaprof.compare.verdicts import Judgement, Verdict
 from mhaprof.units import format_percent, format_ratio, format_seconds
 
@@ -23,14 +23,11 @@ METRIC = "latency"
 PROOFS = ("rank_test", "intervals_disjoint")
 """Reasons that prove a difference of times."""
 
-_DISTURBED = ("contended", "throttled")
-
 CLEARLY = 0.5
 """Intervals are clearly apart when the gap is at least this part of the threshold."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Times:
+class Times(NamedTuple):
     """One side of a comparison, in seconds: a median, its interval, its processes.
 
     ``processes`` holds one median per fresh process, where there are several.
@@ -42,8 +39,7 @@ class Times:
     processes: Sequence[float] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TimePair:
+class TimePair(NamedTuple):
     """The times of one point on both sides, with the rule and what its clock is worth.
 
     ``disturbed``: one of the rows says that it shared its device, or was throttled.
@@ -81,18 +77,23 @@ class TimePair:
         return len(self.base.processes) > 1 and len(self.new.processes) > 1
 
 
+_READ = (
+    *("replicate_medians_s", "samples_s"),
+    *("latency_median_s", "latency_ci_low_s", "latency_ci_high_s"),
+)
+_CLOCK = ("flags", "device", "timer", "threads")
+
+
 def times_of(row: Row) -> Times | None:
     """Read the times of a row, or None where it has none."""
-    processes = row.get("replicate_medians_s") or ()
-    if len(processes) > 1:
+    processes, samples, middle, low, high = picked(row, _READ)
+    if processes and len(processes) > 1:
         return Times(
             median=stats.median(processes),
             low=min(processes),
             high=max(processes),
             processes=tuple(processes),
         )
-    samples = row.get("samples_s")
-    middle, low, high = (row.get(f"latency_{name}_s") for name in ("median", "ci_low", "ci_high"))
     if samples and (middle is None or low is None or high is None):
         summary = stats.summarize(samples)
         middle, low, high = summary.median, summary.ci_low, summary.ci_high
@@ -109,44 +110,43 @@ def time_pair(base: Row, new: Row, rule: LatencyRule, *, paired: bool = False) -
     if min(before.median, after.median, *before.processes, *after.processes) <= 0:
         return None
     replicated = len(before.processes) > 1 and len(after.processes) > 1
+    flags, device, timer, threads = picked(new, _CLOCK)
+    flagged = {*_words(flags), *_words(base.get("flags"))} if flags or base.get("flags") else ()
     return TimePair(
         base=before,
         new=after,
         rule=rule,
-        clock=_clock(base, new, replicated=replicated),
-        floor=_floor(new),
+        clock=_clock(flagged, device, timer, threads, replicated=replicated),
+        floor=_floor(timer),
         paired=paired and replicated and len(before.processes) == len(after.processes),
-        disturbed=_flagged(base, _DISTURBED) or _flagged(new, _DISTURBED),
+        disturbed="contended" in flagged or "throttled" in flagged,
     )
 
 
-def _clock(base: Row, new: Row, *, replicated: bool) -> Clock:
-    """Say what the clock of two rows is worth.
+def _clock(
+    flagged: Collection[str], device: Any, timer: Any, threads: Any, *, replicated: bool
+) -> Clock:
+    """Say what the clock of two rows is worth, by the flags of both and the new one's columns.
 
     A quiet thread's wall time is its CPU time within 1 %; so is, to the rank test, the
     spread between several processes.  Other wall times hide what the machine did.
     """
-    if new.get("device") not in (None, "cpu"):
+    if device not in (None, "cpu"):
         return "device"
-    if new.get("timer") == "process":
+    if timer == "process":
         return "cpu"
-    if _flagged(base, ("contended",)) or _flagged(new, ("contended",)):
+    if "contended" in flagged:
         return "shared_wall"
-    if replicated or new.get("threads") in (None, 1):
-        return "cpu"
-    return "quiet_wall"
+    return "cpu" if replicated or threads in (None, 1) else "quiet_wall"
 
 
-def _flagged(row: Row, words: Sequence[str]) -> bool:
-    """Say whether a row has one of the flags."""
-    flags: Any = row.get("flags")
-    return bool(flags) and not set(words).isdisjoint(
-        flags.split() if isinstance(flags, str) else flags
-    )
+def _words(flags: Any) -> Sequence[str]:
+    """Return the flags of a row: words in one text, or a list of them."""
+    return flags.split() if isinstance(flags, str) else flags or ()
 
 
-def _floor(row: Row) -> Floor:
-    timer = str(row.get("timer") or "")
+def _floor(timer: Any) -> Floor:
+    timer = str(timer or "")
     if "graph" in timer:
         return "device"
     return "events" if "events" in timer else "host"
@@ -170,7 +170,7 @@ def judge_times(pair: TimePair, evidence: Evidence | None, *, alpha: float) -> J
 
     ``evidence`` is needed when both sides have several processes.
     """
-    ratio = _ratio(pair)
+    ratio, threshold = _ratio(pair), pair.threshold
     verdict, reason = _decide(pair, ratio, evidence, alpha=alpha)
     before, after = format_seconds(pair.base.median), format_seconds(pair.new.median)
     span = (
@@ -181,14 +181,14 @@ def judge_times(pair: TimePair, evidence: Evidence | None, *, alpha: float) -> J
         verdict=verdict,
         reason=reason,
         message=f"latency {before} -> {after}, ratio {format_ratio(ratio.ratio)}{span}, "
-        f"threshold {format_percent(pair.threshold)}",
+        f"threshold {format_percent(threshold)}",
         gate=pair.rule.gate,
         base=pair.base.median,
         new=pair.new.median,
         ratio=ratio.ratio,
         ratio_low=ratio.low,
         ratio_high=ratio.high,
-        threshold=pair.threshold,
+        threshold=threshold,
         p=_shown_p(ratio, evidence),
     )
 

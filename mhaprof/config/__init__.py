@@ -51,7 +51,7 @@ class Config:
     file: str
     name: str
     text: str
-    entries: tuple[PlannedPoint, ...]
+    entries: Collection[PlannedPoint]
     settings: SettingsSection
     measure: tuple[Metric, ...]
     reference: bool

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,7 @@ from mhaprof.config.conditions import ConditionError
 from mhaprof.config.file import SPEC_FIELDS
 from mhaprof.config.grid import MAX_POINTS, combinations, size
 from mhaprof.config.located import FaultList, Loc
-from mhaprof.config.planned import NOTHING, ModelSource, PlannedPoint, Skip
+from mhaprof.config.planned import NOTHING, Again, ModelSource, PlannedPoint, Skip
 from mhaprof.config.sections import Group
 from mhaprof.config.yaml_tree import MapNode, Node, value_at
 from mhaprof.errors import ConfigError, LocatedFault, SpecError, UsageError
@@ -20,6 +21,9 @@ from mhaprof.spec import DEFAULT_TOKENS, DEFAULTS, AttentionSpec
 Fields = Mapping[str, Any]
 ReadModel = Callable[[ModelSource, Fields], Iterable[tuple[str, AttentionSpec]]]
 """Reads a model: its source and the given fields -> a label and a spec for each layer kind."""
+
+KEPT = 10_000
+"""Points that are kept in memory; those of a larger grid are made anew at each reading."""
 
 
 @dataclass(kw_only=True)
@@ -31,8 +35,8 @@ class Expansion:
     points: dict[str, PlannedPoint] = field(default_factory=dict)
     unanswered: set[Loc] = field(default_factory=set)
 
-    def run(self, groups: Iterable[Group]) -> tuple[PlannedPoint, ...]:
-        """Plan all groups, unless they hold too many points."""
+    def run(self, groups: Iterable[Group]) -> Collection[PlannedPoint]:
+        """Plan all groups, unless they hold too many points; of a large grid none is kept."""
         total = 0
         groups = list(groups)
         for group in groups:
@@ -41,13 +45,24 @@ class Expansion:
                 message = f"the file makes {total} points up to here; at most {MAX_POINTS}"
                 self.faults.add(group.loc, str(group.loc[0]), message)
                 return ()
+        if total > KEPT and len(groups) == 1 and not (groups[0].model or groups[0].module):
+            found = Again(lambda: self.passing(groups[0]), size=total)
+            deque(found, maxlen=0)  # for its faults
+            return found
         for group in groups:
-            self.expand(group, value_at(self.faults.tree, group.loc))
+            deque(self.expand(group), maxlen=0)
         return tuple(self.points.values())
 
-    def expand(self, group: Group, node: Node) -> None:
-        """Plan the combinations of one group."""
-        fixed, prefix = group.fixed, group.name
+    def passing(self, group: Group) -> Iterator[PlannedPoint]:
+        """Yield the points of the only group, whose names all differ, and keep none."""
+        for _ in self.expand(group):
+            made = tuple(self.points.values())
+            self.points.clear()
+            yield from made
+
+    def expand(self, group: Group) -> Iterator[None]:
+        """Plan the combinations of one group, one at each step."""
+        fixed, prefix, node = group.fixed, group.name, value_at(self.faults.tree, group.loc)
         for varied, text in combinations(group.axes, name_all=group.name_all):
             name = f"{prefix} {text}" if prefix and text else prefix or text or "defaults"
             fields = {**fixed, **varied}
@@ -57,6 +72,7 @@ class Expansion:
                 self.resolve(group, node, name, fields)
             else:
                 self.read(group, node, name, fields)
+            yield
 
     def resolve(self, group: Group, node: Node, name: str, fields: dict[str, Any]) -> None:
         """Plan a combination that is a spec, or that is impossible."""

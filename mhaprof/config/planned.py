@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from mhaprof.spec import AttentionSpec
+
+T = TypeVar("T")
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 """No fields."""
@@ -68,3 +70,19 @@ class PlannedPoint(NamedTuple):
     module: ModuleRef | None
     line: int
     column: int
+
+
+class Again(Collection[T]):
+    """Items that ``make`` yields anew at each reading: of a million none is kept."""
+
+    def __init__(self, make: Callable[[], Iterator[T]], *, size: int) -> None:
+        self._make, self._size = make, size
+
+    def __iter__(self) -> Iterator[T]:
+        return self._make()
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __contains__(self, item: object) -> bool:
+        return any(each == item for each in self)

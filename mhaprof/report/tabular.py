@@ -10,6 +10,7 @@ import csv
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from typing import Any
 
 from mhaprof import formulas
@@ -252,11 +253,16 @@ def to_csv(rows: Sequence[Row]) -> str:
     return "".join(csv_chunks(rows))
 
 
-def csv_chunks(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the rows as lines of CSV with a header; lists are written as JSON."""
-    columns = columns_of(rows)
+def csv_chunks(rows: Iterable[Row]) -> Iterator[str]:
+    """Yield the rows as lines of CSV with a header; lists are written as JSON.
+
+    Rows that are no sequence are gone through once, and all have the columns of the first.
+    """
+    left = iter(rows)
+    first = list(islice(left, 1))  # made before anything is written
+    columns = columns_of(rows if isinstance(rows, Sequence) else first)
     yield csv_line(columns)
-    for row in rows:
+    for row in chain(first, left):
         yield csv_line(
             row.values() if list(row) == columns else [row.get(name) for name in columns]
         )

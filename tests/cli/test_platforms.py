@@ -90,10 +90,8 @@ def test_result_files_of_other_systems_are_read_and_judged(tmp_path: Path, syste
     assert (shown.returncode, shown.stderr) == (0, "")
     assert shown.stdout.count(",ok,") == 3
     gated = on(system, tmp_path, "gate", "c.sqlite", "c.sqlite")
-    assert (gated.returncode, gated.stderr) == (
-        0,
-        "mhaprof: the gate passes: 2 compared, 0 skipped\n",
-    )
+    assert gated.returncode == 0
+    assert gated.stderr.endswith("mhaprof: the gate passes: 2 compared, 0 skipped\n")
 
 
 def test_a_sweep_works_where_a_core_cannot_be_asked_for(tmp_path: Path) -> None:
