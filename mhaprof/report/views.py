@@ -93,7 +93,10 @@ def counts_view(rows: Sequence[Row], *, title: str, notes: Sequence[str] = ()) -
     if masked:
         notes = ["macs_exact: over the pairs_exact that the mask of a head lets through.", *notes]
     if has("ratio_to_reference") == SHOWN:
-        notes = ["ratio: to one full head without W_O on the same tokens.", *notes]
+        macs = [row.get("macs") for row in rows]
+        alone = len(rows) == 2 and rows[0].get("role") == "reference" and None not in macs
+        compared = f"{macs[1]} MACs to the {macs[0]} of" if alone else "to"
+        notes = [f"ratio: {compared} one full head without W_O on the same tokens.", *notes]
     return View(title=title, columns=columns, rows=rows, notes=notes)
 
 

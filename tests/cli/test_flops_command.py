@@ -49,6 +49,15 @@ STAGES = [f"macs_{s}" for s in ("q_proj", "k_proj", "v_proj", "scores", "context
 IMPLEMENTATIONS = ("eager", "eager-separate", "per-head", "sdpa", "torch-mha")
 
 
+def test_the_table_of_one_point_says_both_counts_exactly(mhaprof: Any) -> None:
+    ran = mhaprof("flops", "--dim", 512, "--heads", 8)
+    said = "ratio: 68719476736 MACs to the 60129542144 of one full head without W_O"
+    assert said in " ".join(ran.out.split())
+    assert (
+        "ratio: to one full" in mhaprof("flops", "--heads", "1,2", "--counter", "closed-form").out
+    )
+
+
 def test_three_counters_agree_on_the_missions_numbers(mhaprof: Any) -> None:
     ran = mhaprof("flops", "--dim", 512, "--heads", 8, "--format", "json")
     assert ran.code == 0
