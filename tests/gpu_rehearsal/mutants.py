@@ -153,7 +153,7 @@ MUTATIONS: dict[str, tuple[str, str, str, str]] = {
     ),
     "no backlog ahead of a hot call": (
         "measure/devices.py",
-        "backlog=None if flush else functools.partial(cast(Any, torch.cuda)._sleep, SPIN_CYCLES),",
+        "backlog=None if flush else functools.partial(spin, SPIN_CYCLES),",
         "backlog=None,",
         BOUND,
     ),
@@ -189,8 +189,8 @@ MUTATIONS: dict[str, tuple[str, str, str, str]] = {
     ),
     "a failed capture left under way": (
         "measure/graphs.py",
-        "torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)",
-        "pass",
+        "        end_failed_capture(pool)\n",
+        "",
         CAPTURE,
     ),
     "work that follows the current stream is not looked for": (
