@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -248,7 +249,7 @@ def ratio_interval(
         raise ValueError("a ratio needs samples on both sides")
     if min(base) <= 0 or min(new) <= 0:
         raise ValueError("a ratio needs samples above 0")
-    ratio = median(new) / median(base)
+    ratio = quotient(median(new), median(base))
     rank = _pair_rank(len(base), len(new), confidence)
     if rank < 0:
         return Ratio(ratio=ratio, low=None, high=None)
@@ -276,18 +277,33 @@ def paired_ratio(
     logs = log_ratios(base, new)
     pairs = itertools.combinations_with_replacement(logs, 2)
     averages = sorted((first + second) / 2 for first, second in pairs)
-    ratio = math.exp(quantile(averages, 0.5))
+    ratio = _exp(quantile(averages, 0.5))
     counts = _signed_sums(range(1, len(logs) + 1))
     rank = _rank_within(counts, (1 - confidence) / 2 * (1 << len(logs)))
     if rank < 0 and len(logs) < LEAST_PAIRS:
         return Ratio(ratio=ratio, low=None, high=None)
     rank = max(rank, 0)
-    return Ratio(ratio=ratio, low=math.exp(averages[rank]), high=math.exp(averages[-1 - rank]))
+    return Ratio(ratio=ratio, low=_exp(averages[rank]), high=_exp(averages[-1 - rank]))
+
+
+def quotient(new: float, base: float) -> float:
+    """Return new / base of two times, finite and above 0 though nobody measured such times."""
+    return min(max(new / base, sys.float_info.min), sys.float_info.max)
+
+
+def _exp(log: float) -> float:
+    """Return the exponential of a logarithm, finite and above 0."""
+    return math.exp(min(max(log, -708.0), 709.0))
 
 
 def log_ratios(base: Sequence[float], new: Sequence[float]) -> list[float]:
     """Return the logarithm of new / base of each pair; raises ValueError for unequal numbers."""
-    return [math.log(after / before) for before, after in zip(base, new, strict=True)]
+    return [
+        math.log(after / before) if 0 < after / before < math.inf
+        # Of times that nobody measured, the quotient has no float.
+        else math.log(after) - math.log(before)
+        for before, after in zip(base, new, strict=True)
+    ]  # fmt: skip
 
 
 def _rank_within(counts: Mapping[int, int], limit: float) -> int:
@@ -319,9 +335,13 @@ def _pairwise_ratio(base: Sequence[float], new: Sequence[float], rank: int) -> f
     are never formed.
     """
     ordered = sorted(new)
-    low, high = ordered[0] / max(base), ordered[-1] / min(base)
+    low, high = quotient(ordered[0], max(base)), quotient(ordered[-1], min(base))
     while high > low * (1 + 1e-12):
         factor = math.sqrt(low * high)
+        if not low < factor < high:  # of times that nobody measured, the product has no float
+            factor = math.sqrt(low) * math.sqrt(high)
+            if not low < factor < high:
+                break
         if sum(bisect_right(ordered, factor * value) for value in base) > rank:
             high = factor
         else:

@@ -273,3 +273,17 @@ def test_an_outlier_lies_beyond_one_and_a_half_interquartile_ranges() -> None:
     even = [float(value) for value in range(1, 21)]  # quartiles 5.75 and 15.25: reach 14.25
     assert stats.summarize([*even, 35.0]).outliers == 1
     assert stats.summarize([*even, 29.0]).outliers == 0
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("least", [1e-320, 1e-300, 1e-9])
+@pytest.mark.parametrize("most", [1e308, 1e200, 1.0])
+def test_times_that_nobody_measured_have_a_finite_interval(least: float, most: float) -> None:
+    base, new = [least, 1.0, most] * 4, [most, 1.0, least] * 4
+    for found in (
+        *(stats.ratio_interval(base, new), stats.ratio_interval(new, base)),
+        *(stats.paired_ratio(base, new), stats.paired_ratio(new, base)),
+    ):
+        assert found.low is not None
+        assert found.high is not None
+        assert 0 < found.low <= found.ratio <= found.high < math.inf

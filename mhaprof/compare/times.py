@@ -201,10 +201,12 @@ def _ratio(pair: TimePair) -> stats.Ratio:
         if found.low is not None:
             return found
     base, new = pair.base, pair.new
-    ratio = new.median / base.median
+    ratio = stats.quotient(new.median, base.median)
     if not (base.low and base.high and new.low and new.high):
         return stats.Ratio(ratio=ratio, low=None, high=None)
-    return stats.Ratio(ratio=ratio, low=new.low / base.high, high=new.high / base.low)
+    return stats.Ratio(
+        ratio=ratio, low=stats.quotient(new.low, base.high), high=stats.quotient(new.high, base.low)
+    )
 
 
 def _decide(
