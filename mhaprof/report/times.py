@@ -336,14 +336,14 @@ def _label(row: Row, alike: Sequence[Row] = ()) -> str:
     number = row.get("round")
     name = row["name"] if number is None else row["name"].removesuffix(f", round {number + 1}")
     count = row.get("threads")
-    words = [row["device"], row["dtype"]]
+    words = [str(row[key]) for key in ("device", "dtype") if row.get(key) is not None]
     words += [] if count is None else [f"{count} thread{'' if count == 1 else 's'}"]
     words += [
         f"{field}={row.get(field)}"
         for field in SAME_PROBLEM
         if len({str(other.get(field)) for other in alike}) > 1
     ]
-    return f"{name} ({', '.join(words)})"
+    return f"{name} ({', '.join(words)})" if words else str(name)
 
 
 def _against(fastest: Row, row: Row) -> str:

@@ -168,3 +168,8 @@ def test_implementations_of_a_problem_are_beside_each_other_with_factors_and_rea
     for sign, meaning in (("*", "the fastest"), ("~", "not disting"), ("!", "flagged")):
         assert f"{sign} {meaning}" in view.notes[0]
     assert pivot_view(rows[:2], title="") is None
+
+
+def test_times_of_a_file_that_names_no_device_are_shown() -> None:
+    rows = [timed(number) | {"device": None, "dtype": None} for number in range(2)]
+    assert latency_view(rows, title="Times").cells()
